@@ -17,8 +17,7 @@ from apache_beam import pvalue
 from apache_beam.metrics import Metrics
 
 from forebay import service
-from forebay.service.client.reader import fetch_dataset
-from forebay.service.errors import InvalidArgument, PipelineError
+from forebay.service.errors import PipelineError
 
 from .. import forks
 from ..stock import DispatcherProcess
@@ -137,39 +136,3 @@ def test_an_error_names_split_worker_and_transform(
             continue
         with pytest.raises(PipelineError, match=message):
             list(reading)
-
-
-@pytest.mark.usefixtures("workers")
-def test_elements_that_do_not_fit(dispatcher: DispatcherProcess) -> None:
-    mixed = beam.Pipeline() | beam.Create([[*range(20)], ["a"]]) | beam.FlatMap(list)
-    dataset_id = service.register_dataset(dispatcher.target, mixed)
-    with pytest.raises(PipelineError, match=r"element 0: .*'a'"):
-        list(service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC))
-
-
-@pytest.mark.usefixtures("workers")
-def test_splits_of_a_wished_size_are_what_is_read(
-    dispatcher: DispatcherProcess, tmp_path: pathlib.Path
-) -> None:
-    for at in range(2):
-        (tmp_path / f"{at}.txt").write_text("".join(f"{n}\n" for n in range(100, 200)))
-    p = beam.Pipeline()
-    for lines in (
-        p | beam.io.ReadFromText(f"{tmp_path}/*.txt"),
-        p | beam.Create([f"{tmp_path}/*.txt"]) | beam.io.ReadAllFromText(),
-    ):
-        dataset_id = service.register_dataset(dispatcher.target, lines, split_bytes=50)
-        (source,) = fetch_dataset(dispatcher.target, dataset_id).definition.sources
-        assert source.count == 2 * 400 // 50
-        found = service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC)
-        assert collections.Counter(map(int, found)) == dict.fromkeys(range(100, 200), 2)
-
-
-def test_what_needs_a_shuffle_is_refused(dispatcher: DispatcherProcess, files: str) -> None:
-    total = (
-        beam.Pipeline()
-        | beam.io.ReadFromTFRecord(files)
-        | "count" >> beam.combiners.Count.PerElement()
-    )
-    with pytest.raises(InvalidArgument, match="'count' groups, which needs a shuffle"):
-        service.register_dataset(dispatcher.target, total)

@@ -45,7 +45,6 @@ from .contract import (
     shuffle,
     spread,
     times,
-    wide,
     without,
 )
 from .functions import by_python, numbers
@@ -441,15 +440,4 @@ class TestBundles:
             list(pipeline.bundle(SplitRange(0, 9, 0), number=0, seed=SEED).blocks())
         assert str(raised.value) in refused.value.message
         assert refused.value.code == "UNIMPLEMENTED"
-        pipeline.close()
-
-    def test_large_elements_are_lent(self) -> None:
-        """Through memory of their bundle's own."""
-        pipeline = TestContract().make([wide(1 << 17)])
-        unread = pipeline.bundle(FIRST, number=0, seed=SEED).blocks()
-        kept = [next(unread) for _ in range(3)]
-        others = [*pipeline.bundle(FIRST, number=1, seed=SEED).blocks()]
-        assert elements_of(kept) == elements_of(others)[: sum(block.count for block in kept)]
-        unread.close()  # type: ignore[attr-defined]
-        assert [x[0] for x in elements_of(others)] == [*range(20)]
         pipeline.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from typing import Any, cast
 
 import numpy as np
@@ -19,7 +18,6 @@ from forebay.service.delivery.first_come import FirstComeOutput
 from forebay.service.errors import ProtocolError, Unavailable
 from forebay.service.pipelines import SplitRange
 from forebay.service.proto import forebay_pb2 as pb
-from forebay.service.worker import leases
 from forebay.service.worker.lease_reports import LeaseReports
 from forebay.service.worker.leases import LeaseFeed
 from forebay.service.worker.observer import Observer
@@ -236,31 +234,6 @@ def test_a_drain_does_not_wait_for_what_an_unread_task_has_asked() -> None:
         assert waiting.result(60) is None
     assert not dispatcher.wanted
     feed.close()
-
-
-def test_a_task_that_nobody_reads_asks_less_often_the_longer_it_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Clock:
-        now = 0.0
-        monotonic = staticmethod(lambda: Clock.now)
-
-    class NeverRead(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            waited.append(timeout or 0)
-            Clock.now += timeout or 0
-            return Clock.now > 100
-
-    waited: list[float] = []
-    monkeypatch.setattr(leases, "time", Clock)
-    task = leases._LeaseState(
-        1, cast(Any, Dispatcher()), Observer(), 0, nullcontext, LeaseReports()
-    )
-    task.may_lease = NeverRead()
-    unread = leases._SourceLeases(task, 0, ev.SplitSource(count=1), cast(Any, None))
-    assert unread._wait_until_read() is None
-    assert (waited[0], waited[-1]) == (leases.UNREAD_S, leases.MOST_UNREAD_S)
-    assert waited == sorted(waited)
 
 
 def test_closing_without_waiting_leaves_a_silent_dispatcher_to_others() -> None:

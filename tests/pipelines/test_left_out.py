@@ -8,7 +8,6 @@ import pathlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +19,6 @@ from forebay.service.pipelines import PythonRules, SkipReport, SplitRange, open_
 from forebay.service.pipelines.definitions import doubts_of
 from forebay.service.pipelines.kinds.files import definition
 from forebay.service.pipelines.kinds.functions import python_dataset, request_of
-from forebay.service.pipelines.python import columns
-from forebay.service.pipelines.python.child_blocks import Blocks
 from forebay.service.pipelines.python.pipeline import PythonPipeline
 from forebay.service.pipelines.tf_data.source_walk import NotSplittable
 from forebay.service.proto import forebay_pb2 as pb
@@ -296,17 +293,3 @@ def test_a_bundle_without_a_dispatcher_leaves_nothing_out() -> None:
             numbers(pipeline.bundle(SplitRange(0, 3, 0), number=0, seed=3).blocks())
     finally:
         pipeline.close()
-
-
-def test_a_list_is_converted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where elements that do not fit are left out, each is converted before it is added."""
-    at = memoryview(bytearray(24)).cast("q")
-    blocks = Blocks(mock.MagicMock(), '{"tensor": "int64", "shape": [2]}', at, mock.MagicMock())
-    taken = mock.MagicMock(side_effect=columns._taken)
-    monkeypatch.setattr(columns, "_taken", taken)
-    for element in range(3):
-        value = [element, 7]
-        blocks.add(value, 0, element, 0.0, blocks.leaves(value))
-    blocks.flush()
-    of = [type(call.args[0]) for call in taken.call_args_list]
-    assert of == [list] * 3 + [np.ndarray] * 3

@@ -71,18 +71,6 @@ def run(script: str, **environment: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_tensorflows_own_generators_have_every_large_buffer_come_from_the_system() -> None:
-    """Why we do something about it; if this fails one day, that can go."""
-    run(
-        """
-        assert not comes_from_the_system(8 << 20)
-        signature = tf.TensorSpec([], tf.int64)
-        list(tf.data.Dataset.from_generator(lambda: iter([1]), output_signature=signature))
-        assert comes_from_the_system(8 << 20)
-        """
-    )
-
-
 TRAINER = """
         numbers = tf.data.Dataset.range(100)
         executor = TfDataPipeline(graph_of(numbers), element_spec=numbers.element_spec).run(None)

@@ -24,7 +24,6 @@ from forebay.service.pipelines.kinds.functions import (
     python_dataset,
     request_of,
 )
-from forebay.service.pipelines.python.fork_server import ForkServer
 from forebay.service.pipelines.python.given_specs import structure_of_spec
 from forebay.service.pipelines.python.inferred import element_spec_of
 from forebay.service.pipelines.tf_data.element_specs import encode_element_spec
@@ -97,21 +96,6 @@ def test_several_splits_say_which_dimensions_differ() -> None:
         yield [1, 2]
 
     assert shapes(ends, range(60)) == leaf | {"shape": [2]}
-
-
-def test_one_process_looks_at_splits_for_all_registrations(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[ForkServer] = []
-    start = ForkServer._start
-
-    def counted(server: ForkServer) -> None:
-        started.append(server)
-        start(server)
-
-    monkeypatch.setattr(ForkServer, "_start", counted)
-    for _ in range(2):
-        dataset = python_dataset(range(60))(images)
-        described(request_of(dataset, range(60)), dataset)
-    assert len(started) <= 1
 
 
 def blocks_of(**how: Any) -> tuple[list[Block], str]:

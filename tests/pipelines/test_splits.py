@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import pathlib
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +21,6 @@ from forebay.service.client.tf_elements import dataset_of_blocks
 from forebay.service.errors import PipelineError
 from forebay.service.pipelines import SplitRange
 from forebay.service.pipelines.tf_data import pipeline as tf_data
-from forebay.service.pipelines.tf_data.drivers import LongRun
 from forebay.service.pipelines.tf_data.evaluate import evaluate
 from forebay.service.pipelines.tf_data.feeds import TracedGraph
 from forebay.service.pipelines.tf_data.imports import graph_of
@@ -42,7 +39,6 @@ from .pipelines import (
     plain,
     slices,
     wait_for_steps,
-    write_records,
 )
 
 
@@ -365,20 +361,6 @@ def test_batches_span_leases() -> None:
     assert values == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
-def test_files(tmp_path: pathlib.Path) -> None:
-    paths = write_records(tmp_path, 6, 50)
-    dataset = (
-        slices(paths)
-        .interleave(tf.data.TFRecordDataset, num_parallel_calls=2, deterministic=False)
-        .map(tf.strings.to_number)
-        .batch(7)
-    )
-    leases = Leases(split_sources(graph_of(dataset)), 1)
-    batches = [e.numpy() for _ in range(2) for e in read(dataset, executor_of(dataset, leases))]
-    numbers = sorted(int(n) for batch in batches for n in batch)
-    assert numbers == sorted([*range(300), *range(300)][: len(numbers)])
-
-
 def test_python_is_asked_once_a_lease() -> None:
     dataset = count(100_000)
     leases = Leases(split_sources(graph_of(dataset)), 10_000)
@@ -410,17 +392,6 @@ def test_two_graphs_with_the_same_names_do_not_meet() -> None:
     assert values == [[5, 5], [6, 6]]
 
 
-def test_a_feed_that_raises_ends_the_pipeline() -> None:
-    class Broken(OneSource):
-        def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
-            raise OSError("the dispatcher is away")
-
-    dataset = count(10)
-    executor = TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec).run(Broken())
-    with pytest.raises(PipelineError, match="the dispatcher is away"):
-        list(executor.blocks())
-
-
 def test_a_source_whose_leases_fail_has_ended_though_errors_are_ignored() -> None:
     asked = []
 
@@ -440,62 +411,6 @@ def test_an_error_that_is_no_text_is_an_error() -> None:
     executor = TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec).run(None)
     with pytest.raises(PipelineError):
         list(executor.blocks())
-
-
-def test_a_run_that_has_ended_holds_nothing_of_its_elements(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(tf_data, "TRACES", Traces())
-    dataset = slices(tf.zeros([100, 1000])).repeat()
-    executor = TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec).run(None)
-    blocks = executor.blocks()
-    next(blocks)
-    queue = executor._queue
-    trace = executor.trace
-    blocks.close()
-    with pytest.raises(tf.errors.NotFoundError):
-        queue.size()
-    assert isinstance(executor._source, LongRun)
-    assert executor._source._variant is None
-    drive = weakref.ref(trace.drive)
-    trace.close()
-    gc.collect()
-    assert drive() is None
-
-
-def test_cancel_from_another_thread_leaves_nothing_behind() -> None:
-    asked, ended = threading.Event(), threading.Event()
-
-    class Waiting(OneSource):
-        def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
-            asked.set()
-            ended.wait(timeout=60)
-            return None
-
-    dataset = count(10)
-    executor = TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec).run(Waiting())
-    got: list[Any] = []
-    reader = threading.Thread(target=lambda: got.extend(executor.blocks()))
-    reader.start()
-    assert asked.wait(timeout=60)
-    ended.set()
-    executor.cancel()
-    reader.join(timeout=60)
-    assert not reader.is_alive()
-    assert got == []
-    wait_for_steps()
-    assert not [t for t in threading.enumerate() if t.name == "forebay-pipeline"]
-
-
-def test_an_endless_pipeline_can_be_left() -> None:
-    dataset = count(10).repeat().map(lambda i: tf.range(i))
-    executor = TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec).run(None)
-    blocks = executor.blocks()
-    next(blocks)
-    blocks.close()
-    wait_for_steps()
-    assert not [t for t in threading.enumerate() if t.name == "forebay-pipeline"]
-    executor.cancel()  # too late, which is no error
 
 
 def test_nothing_of_a_graph_stays_in_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:

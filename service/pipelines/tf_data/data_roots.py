@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from ...errors import PermissionDenied
 from ...proto import graph_pb2 as pb
-from .graphs import Graph, node_name
+from .graphs import Body, Graph, bodies, node_name
 
 _STRING = 7
 
@@ -48,14 +47,12 @@ def confined(graph: bytes, roots: Sequence[str]) -> bytes:
     looked at when it is read. Raises InvalidGraph; PermissionDenied for a constant name."""
     proto = Graph(graph).proto
     pattern = pattern_of(roots)
-    bodies: list[tuple[Any, bool]] = [(proto.node, False)]
-    bodies += [(function.node_def, True) for function in proto.library.function]
-    for nodes, in_function in bodies:
-        named = {node.name: node for node in nodes}
+    for name, nodes in bodies(proto):
+        body, named = Body(nodes, function=bool(name)), {node.name: node for node in nodes}
         for node in [node for node in nodes if node.op in _READERS and node.input]:
             known = _constants(named.get(node_name(node.input[0])))
             if known is None:
-                node.input[0] = _guarded(nodes, node, pattern, roots, in_function)
+                node.input[0] = _guarded(body, node.input[0], pattern, roots)
             else:
                 require_below(known, roots)
     return proto.SerializeToString()
@@ -72,27 +69,15 @@ def _constants(node: pb.NodeDef | None) -> list[str] | None:
     return [value.decode(errors="replace") for value in tensor.string_val]
 
 
-def _guarded(
-    nodes: Any, reader: pb.NodeDef, pattern: str, roots: Sequence[str], in_function: bool
-) -> str:
-    """The tensor that takes the place of the reader's names."""
-    names, begin = reader.input[0], f"{reader.name}_data_root"
-
-    def add(what: str, op: str, inputs: list[str], output: str, **attrs: pb.AttrValue) -> str:
-        node = nodes.add(name=f"{begin}_{what}", op=op, input=inputs)
-        for attr, value in attrs.items():
-            node.attr[attr].CopyFrom(value)
-        return f"{node.name}:{output}:0" if in_function else node.name
-
+def _guarded(body: Body, names: str, pattern: str, roots: Sequence[str]) -> str:
+    """The tensor that takes the place of a reader's names."""
     denied = f"/dev/null/not below --data-root {','.join(roots)}/"
     tensor = pb.TensorProto(
         dtype=_STRING, tensor_shape=pb.TensorShape(), string_val=[denied.encode()]
     )
     string = pb.AttrValue(type=_STRING)
-    is_below = add(
-        "is_below", "StaticRegexFullMatch", [names], "output",
-        pattern=pb.AttrValue(s=pattern.encode()),
-    )  # fmt: skip
-    prefix = add("prefix", "Const", [], "output", dtype=string, value=pb.AttrValue(tensor=tensor))
-    other = add("other", "StringJoin", [prefix, names], "output", N=pb.AttrValue(i=2))
-    return add("names", "SelectV2", [is_below, names, other], "output", T=string)
+    matched = pb.AttrValue(s=pattern.encode())
+    is_below = body.add("StaticRegexFullMatch", [names], "output", pattern=matched)
+    prefix = body.add("Const", [], "output", dtype=string, value=pb.AttrValue(tensor=tensor))
+    other = body.add("StringJoin", [prefix, names], "output", N=pb.AttrValue(i=2))
+    return body.add("SelectV2", [is_below, names, other], "output", T=string)

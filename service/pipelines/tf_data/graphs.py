@@ -6,7 +6,9 @@ where its splits come from.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -208,8 +210,38 @@ def node_name(tensor: str) -> str:
     return tensor.removeprefix("^").partition(":")[0]
 
 
+def bodies(proto: pb.GraphDef) -> Iterator[tuple[str, Any]]:
+    """The nodes of the graph, under the name "", and those of each function."""
+    yield "", proto.node
+    for function in proto.library.function:
+        yield function.signature.name, function.node_def
+
+
 def all_nodes(proto: pb.GraphDef) -> Iterator[pb.NodeDef]:
     """The graph's nodes, and those of its functions."""
-    yield from proto.node
-    for function in proto.library.function:
-        yield from function.node_def
+    return itertools.chain.from_iterable(nodes for _, nodes in bodies(proto))
+
+
+def where(function: str) -> str:
+    """In words, where a node of this body is."""
+    return f" in function {function!r}" if function else ""
+
+
+class Body:
+    """The nodes of a graph or of a function; the two name tensors differently."""
+
+    def __init__(self, nodes: Any, *, function: bool) -> None:
+        self.nodes = nodes
+        self._function = function
+        self._names = {node.name for node in nodes}
+
+    def add(self, op: str, inputs: Iterable[str], output: str, **attrs: pb.AttrValue) -> str:
+        """Add a node; return its only tensor."""
+        name = f"forebay_{len(self.nodes)}"
+        while name in self._names:
+            name += "_"
+        self._names.add(name)
+        node = self.nodes.add(name=name, op=op, input=list(inputs))
+        for attr, value in attrs.items():
+            node.attr[attr].CopyFrom(value)
+        return f"{name}:{output}:0" if self._function else f"{name}:0"

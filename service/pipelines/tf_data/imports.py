@@ -14,7 +14,7 @@ from tensorflow.python.ops import gen_dataset_ops
 
 from ...proto import graph_pb2 as pb
 from ...save_files import CHUNKS as CHUNKS_DIRECTORY
-from .graphs import isolate
+from .graphs import isolate, node_name
 from .source_walk import CHUNKS
 
 Dataset = Any
@@ -47,7 +47,7 @@ class ImportedGraph:
     def forget(self) -> None:
         """Free the traced graph, except for its tables: constants may be large, and TensorFlow has
         its own copies."""
-        names = {name.split(":")[0] for name in self.tables}
+        names = set(map(node_name, self.tables))
         self.proto = pb.GraphDef(node=[node for node in self.proto.node if node.name in names])
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ def import_graph(
         _tensor_name(name)
         for node in parts[1].node
         for name in node.input
-        if _node_name(name) in lower and not name.startswith("^")
+        if node_name(name) in lower and not name.startswith("^")
     }
     inputs = {
         _tensor_name(name)
@@ -104,7 +104,7 @@ def import_graph(
         for name in node.input
         if not name.startswith("^")
     }
-    early = {name for name in results if _node_name(name) in lower}
+    early = {name for name in results if node_name(name) in lower}
     wanted = sorted(bridge | inputs | early | {f"{name}:0" for name in sources})
     found = dict(zip(wanted, import_part(parts[0], {}, wanted), strict=True))
     for node in parts[0].node:
@@ -113,7 +113,7 @@ def import_graph(
             found[f"{node.name}:0"] = feeds.dataset(node, operands, found[f"{node.name}:0"])
 
     for node in parts[1].node:  # the first part is imported already
-        kept = [i for i in node.input if not (i.startswith("^") and _node_name(i) in lower)]
+        kept = [i for i in node.input if not (i.startswith("^") and node_name(i) in lower)]
         node.input[:] = kept
     upper = [name for name in results if name not in found]
     mapped = {name: found[name] for name in bridge} | given
@@ -136,12 +136,8 @@ def _ancestors(graph: pb.GraphDef, names: set[str]) -> set[str]:
         name = waiting.pop()
         if name not in found:
             found.add(name)
-            waiting.extend(_node_name(i) for i in nodes[name].input)
+            waiting.extend(node_name(i) for i in nodes[name].input)
     return found
-
-
-def _node_name(name: str) -> str:
-    return name.removeprefix("^").split(":")[0]
 
 
 def _tensor_name(name: str) -> str:

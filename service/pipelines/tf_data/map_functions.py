@@ -11,7 +11,7 @@ functions that it calls, runs in the pool as before.
 from __future__ import annotations
 
 from ...proto import graph_pb2 as pb
-from .graphs import TABLES, all_nodes, called_functions
+from .graphs import TABLES, all_nodes, bodies, called_functions
 
 _NEED_POOL = {
     *("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile", "For"),
@@ -26,10 +26,10 @@ _NEED_POOL = {
 def run_in_calling_thread(graph: pb.GraphDef) -> None:
     """Have the graph's maps, also those in functions, call their functions in the calling thread,
     where TensorFlow supports that. Maps with `num_parallel_calls` stay as they are."""
-    bodies = {function.signature.name: function.node_def for function in graph.library.function}
+    nodes = dict(bodies(graph))
     for node in all_nodes(graph):
         if node.op != "MapDataset":
             continue
-        called = called_functions([node], bodies)
-        if not any(inner.op in _NEED_POOL for name in called for inner in bodies[name]):
+        called = called_functions([node], nodes)
+        if not any(inner.op in _NEED_POOL for name in called for inner in nodes[name]):
             node.attr["use_inter_op_parallelism"].b = False

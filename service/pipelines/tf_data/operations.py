@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Mapping
 
 from ...proto import graph_pb2 as pb
-from .graphs import node_name
+from .graphs import bodies, node_name, where
 from .source_walk import EMPTY_FILE_NAMES
 
 _CACHES = {"CacheDataset": 1, "CacheDatasetV2": 1}  # the input that names a file to write; "": none
@@ -28,17 +28,14 @@ def forbidden(graph: bytes) -> str:
     `graph` must parse."""
     proto = pb.GraphDef.FromString(graph)
     functions = {function.signature.name for function in proto.library.function}
-    bodies = [("", proto.node)]
-    bodies += [(f.signature.name, f.node_def) for f in proto.library.function]
-    for function, body in bodies:
+    for function, body in bodies(proto):
         nodes = {node.name: node for node in body}
         for node in body:
             # TensorFlow names functions so. Another name could be that of an operation.
             calls = node.op in functions and node.op.startswith("__")
             why = "" if calls else _why_not(node, nodes)
             if why:
-                where = f" in function {function!r}" if function else ""
-                return f"{node.name!r} ({node.op}){where} {why}"
+                return f"{node.name!r} ({node.op}){where(function)} {why}"
     return ""
 
 

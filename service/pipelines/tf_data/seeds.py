@@ -21,11 +21,12 @@ numbers each time.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ...proto import graph_pb2 as pb
-from .graphs import Graph, called_functions, references
+from .constants import constant
+from .graphs import Body, Graph, all_nodes, bodies, called_functions, references, where
 
 KEY = "forebay/key:0"
 """Stands for the key while a seeded graph is imported."""
@@ -100,14 +101,12 @@ def nondeterministic(graph: bytes) -> list[str]:
     name, its op and the reason, in words. Empty if none is known. Raises InvalidGraph.
     """
     proto = Graph(seeded(graph)).proto
-    bodies = [(_Body(proto.node, KEY, function=False), "")]
-    functions = {function.signature.name: function.node_def for function in proto.library.function}
-    for name in called_functions(proto.node, functions):
-        body = _Body(functions[name], "", function=True)
-        bodies.append((body, f" in function {name!r}"))
+    nodes = dict(bodies(proto))
+    functions = {name: own for name, own in nodes.items() if name}
     return [
-        f"{node.name!r} ({node.op}){where} {why}"
-        for body, where in bodies
+        f"{node.name!r} ({node.op}){where(name)} {why}"
+        for name in ("", *called_functions(proto.node, functions))
+        for body in [_Body(nodes[name], KEY, function=bool(name))]
         for node in body.nodes
         for why in _why_nondeterministic(body, node)
     ]
@@ -126,25 +125,12 @@ def _called(node: pb.NodeDef) -> list[str]:
     return [reference.name for reference in references(node.attr)]
 
 
-class _Body:
-    """The nodes of a graph or of a function; the two name tensors differently."""
+class _Body(Body):
+    """Nodes that draw from a key, a tensor."""
 
     def __init__(self, nodes: Any, key: str, *, function: bool) -> None:
-        self.nodes = nodes
+        super().__init__(nodes, function=function)
         self.key = key
-        self._function = function
-        self._names = {node.name for node in nodes}
-
-    def add(self, op: str, inputs: Iterable[str], output: str, **attrs: pb.AttrValue) -> str:
-        """Add a node; return its only tensor."""
-        name = f"forebay_{len(self.nodes)}"
-        while name in self._names:
-            name += "_"
-        self._names.add(name)
-        node = self.nodes.add(name=name, op=op, input=list(inputs))
-        for attr, value in attrs.items():
-            node.attr[attr].CopyFrom(value)
-        return f"{name}:{output}:0" if self._function else f"{name}:0"
 
     def constant(self, value: int | list[int], dtype: int = _INT64) -> str:
         tensor = pb.TensorProto(dtype=dtype, tensor_shape=pb.TensorShape())
@@ -178,12 +164,8 @@ class _Body:
     def value_of(self, tensor: str) -> int | None:
         """The value of a constant scalar."""
         node = self.producer(tensor)
-        if node is None or node.op != "Const":
-            return None
-        value = node.attr["value"].tensor
-        if value.tensor_content:
-            return int.from_bytes(value.tensor_content, "little", signed=True)
-        return int(value.int64_val[0]) if value.int64_val else 0
+        facts = None if node is None else constant(node)
+        return None if facts is None else facts.value
 
 
 class _Seeding:
@@ -194,7 +176,7 @@ class _Seeding:
         self._made: set[str] = set()
 
     def run(self) -> None:
-        for node in [*self._proto.node, *(n for f in self._functions.values() for n in f.node_def)]:
+        for node in all_nodes(self._proto):
             if "deterministic" in node.attr and node.attr["deterministic"].s == b"false":
                 node.attr["deterministic"].s = b"true"
             if "sloppy" in node.attr:  # the name in older operations

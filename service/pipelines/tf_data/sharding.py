@@ -26,6 +26,7 @@ from ....journal.proto import events_pb2 as ev
 from ...errors import InvalidArgument, PipelineError, Unimplemented
 from ...proto import graph_pb2 as pb
 from ..splits import SHARD_HINT, Shard, SplitFeed, SplitRange
+from .constants import constant
 from .graphs import Graph
 from .pipeline import TfDataPipeline
 from .run import TfDataRun
@@ -154,7 +155,5 @@ def _copy_types(dataset: pb.NodeDef, node: pb.NodeDef) -> None:
 def _has_hint(graph: Graph, node: pb.NodeDef) -> bool:
     if node.op != "ShardDataset":
         return False
-    count = graph.producer(node.input[1])
-    tensor = count.attr["value"].tensor
-    content = int.from_bytes(tensor.tensor_content, "little", signed=True)
-    return count.op == "Const" and SHARD_HINT in (*tensor.int64_val, content)
+    facts = constant(graph.producer(node.input[1]))
+    return facts is not None and facts.value == SHARD_HINT

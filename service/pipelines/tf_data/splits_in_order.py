@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...proto import graph_pb2 as pb
 from .constants import constant
 from .graphs import Graph
+from .source_walk import kind_of
 
 _SOURCES = {"Range", "TensorSlice"}  # a split is an element
 
@@ -21,7 +21,7 @@ def splits_per_element(graph: Graph) -> int:
     """
     node, splits, repeats = graph.dataset, 1, False
     while inputs := graph.dataset_inputs(node):
-        kind = _kind(node)
+        kind = kind_of(node)
         repeats |= kind == "Repeat"
         if kind == "Batch" and (size := constant(graph.producer(node.input[1]))) is not None:
             splits *= size.value or 0
@@ -31,9 +31,4 @@ def splits_per_element(graph: Graph) -> int:
         if may_reorder or len(inputs) > 1:
             return 0
         node = inputs[0]
-    return splits if _kind(node) in _SOURCES and not (repeats and splits > 1) else 0
-
-
-def _kind(node: pb.NodeDef) -> str:
-    name = node.op.rstrip("0123456789").removesuffix("V").removesuffix("Dataset")
-    return name.removeprefix("Experimental").removeprefix("Parallel")
+    return splits if kind_of(node) in _SOURCES and not (repeats and splits > 1) else 0
