@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import queue
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -22,6 +24,7 @@ from forebay.service.connections.grpc_server import bind, server_options
 from forebay.service.delivery import End, EndOfTask, FirstComeOutput
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockClient, BlockServer, LocalClient, frames, messages
+from forebay.service.transport.sending import Connection
 from forebay.service.transport.sessions import Sessions
 
 from .samples import numbered
@@ -87,6 +90,19 @@ class Consumer:
             numbers.append(item.index)
         assert item == EndOfTask()
         return numbers
+
+
+@contextlib.contextmanager
+def waiting_sender(sessions: Sessions, connection: Connection) -> Iterator[Future[Any]]:
+    """A sender that waits for the connection's next batch, and that batch."""
+    with ThreadPoolExecutor(1) as pool:
+        batch = pool.submit(sessions.next_batch, connection)
+        while connection not in sessions.idle:
+            time.sleep(0.001)
+        try:
+            yield batch
+        finally:
+            sessions.refuse(connection, "the test is over")  # a sender that still waits ends
 
 
 def task(

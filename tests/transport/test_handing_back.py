@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,11 +14,11 @@ from forebay.service.delivery import AnyBlock, EndOfTask, EndPending, FirstComeO
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockClient, BlockServer
-from forebay.service.transport.sending import Connection, Farewell
+from forebay.service.transport.sending import Farewell
 from forebay.service.transport.sessions import Sessions
 
 from ..delivery.contract import block, numbers
-from .peers import TIMEOUT_S, UID, Consumer
+from .peers import TIMEOUT_S, UID, Consumer, waiting_sender
 
 TASK = 5
 KEY = TASK, 0
@@ -52,19 +50,6 @@ def connect(request: pytest.FixtureRequest, output: FirstComeOutput) -> Iterator
     for consumer in consumers:
         consumer.client.close()
     server.stop()
-
-
-@contextlib.contextmanager
-def waiting_sender(sessions: Sessions, connection: Connection) -> Iterator[Future[Any]]:
-    """A sender that waits for the connection's next batch, and that batch."""
-    with ThreadPoolExecutor(1) as pool:
-        batch = pool.submit(sessions.next_batch, connection)
-        while connection not in sessions.idle:
-            time.sleep(0.001)
-        try:
-            yield batch
-        finally:
-            sessions.refuse(connection, "the test is over")  # a sender that still waits ends
 
 
 def got(consumer: Consumer) -> Any:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -42,6 +40,7 @@ from forebay.service.transport.sending import Connection, Ended, Sent
 from forebay.service.transport.sessions import MAX_BUFFERS, Sessions
 
 from ..delivery.contract import Ledger, block, numbers
+from ..standbys import wait_until
 from .peers import (
     TIMEOUT_S,
     UID,
@@ -52,6 +51,7 @@ from .peers import (
     Saying,
     ScriptedWorker,
     only,
+    waiting_sender,
 )
 
 TASK = 5
@@ -152,18 +152,12 @@ def test_a_waiting_consumer_is_told_when_elements_appear(late: str) -> None:
     connection = world.connect(1, Slice(1) if late == "answer" else whole(1, 35, readers=1))
     run = output.next_run(1, 0)
     assert run is not None
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(world.sessions.next_batch, connection)
-        while connection not in world.sessions.idle:
-            threading.Event().wait(0.001)
-        try:
-            if late == "end":
-                run.fail("DATA_LOSS", "torn")
-            else:
-                run.put(block(run.start, 5, 1))
-            batch = waiting.result(TIMEOUT_S)
-        finally:
-            world.sessions.forget_all()
+    with waiting_sender(world.sessions, connection) as waiting:
+        if late == "end":
+            run.fail("DATA_LOSS", "torn")
+        else:
+            run.put(block(run.start, 5, 1))
+        batch = waiting.result(TIMEOUT_S)
     assert batch
     out = batch[0]
     if late == "block":
@@ -178,15 +172,9 @@ def test_a_waiting_consumer_is_told_when_elements_appear(late: str) -> None:
 def test_a_waiting_consumer_is_told_that_another_one_took_its_place() -> None:
     world = World(RoundsOutput(2))
     older = world.connect(1, Rounds(0, 2))
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(world.sessions.next_batch, older)
-        while older not in world.sessions.idle:
-            threading.Event().wait(0.001)
+    with waiting_sender(world.sessions, older) as waiting:
         world.connect(2, Rounds(0, 2))
-        try:
-            assert waiting.result(TIMEOUT_S) == [Ended(TASK, Superseded(), 1)]
-        finally:
-            world.sessions.forget_all()
+        assert waiting.result(TIMEOUT_S) == [Ended(TASK, Superseded(), 1)]
 
 
 def test_each_subscription_is_resumed_where_it_was() -> None:
@@ -301,10 +289,7 @@ def test_waiting_consumers_get_what_another_one_leaves(how: str) -> None:
     output.put(block(0, 3))
     assert story(world.sent(leaves)) == [(1, [0, 1, 2])]
     stays = world.connect(2, ANY)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(world.sessions.next_batch, stays)
-        while stays not in world.sessions.idle:
-            threading.Event().wait(0.001)
+    with waiting_sender(world.sessions, stays) as waiting:
         match how:
             case "stop":
                 world.sessions.stop_reading(leaves, TASK, 1)
@@ -370,10 +355,7 @@ def test_trainers_read_bundles_together(
         last = Slice(1, known=1 << 20, keep=LENGTH, floor=9, reader=i, readers=3)
         consumer.client.read(TASK, last, 3)
         assert consumer.take_numbered() == (TASK, 3, end(1))
-    give_up_s = time.monotonic() + TIMEOUT_S
-    while output._bundles or output._bytes or TASK in server.sessions.read_tasks():
-        assert time.monotonic() < give_up_s, "what all have read is not forgotten"
-        time.sleep(0.001)
+    wait_until(lambda: not (output._bundles or output._bytes or server.sessions.read_tasks()))
 
 
 @pytest.mark.parametrize("to_worker", [False, True])
