@@ -80,6 +80,11 @@ class _Presence:
     unreachable_s: float = -math.inf  # … and did last
     gone_from_s: float = math.inf  # when a consumer whose poll broke counts as gone
 
+    @property
+    def has_stopped_polling(self) -> bool:
+        """It has been answered, has no open poll, and refuses new consumers."""
+        return self.refuses_strangers and self.polls > 0 and not self.waiting
+
 
 class FailureDetector:
     """The failure detector of one dispatcher. Everything runs on its event loop."""
@@ -230,18 +235,11 @@ class FailureDetector:
             return
         if member.broken and member.refuses:
             left_s = min(self._grace_s, REFUSED_GRACE_S)
-        elif (
-            member.refuses or (member.broken and member.polls) or self._has_stopped_polling(member)
-        ):
+        elif member.refuses or (member.broken and member.polls) or member.has_stopped_polling:
             left_s = self._grace_s
         else:
             return
         member.until_s = min(member.until_s, time.monotonic() + left_s)
-
-    @staticmethod
-    def _has_stopped_polling(member: _Presence) -> bool:
-        """The worker has been answered, has no open poll, and refuses new consumers."""
-        return member.refuses_strangers and member.polls > 0 and not member.waiting
 
     def _worker(self, member_id: int) -> Worker | None:
         """The worker; None for a consumer."""
@@ -305,7 +303,7 @@ class FailureDetector:
         worker, member = self._worker(member_id), self._members[member_id]
         if worker is not None:
             reason = SILENT
-            if member.refuses or self._has_stopped_polling(member):
+            if member.refuses or member.has_stopped_polling:
                 reason = GONE if member.broken else REFUSES
             log.warning("worker %s is given up: %s", worker.address, reason)
             await self._decider.execute(c.LoseWorker(worker_id=member_id, reason=reason))
