@@ -12,7 +12,6 @@ import shutil
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import NamedTuple
 
 from google.protobuf import text_format
 
@@ -55,28 +54,21 @@ def split_tensor(value: int) -> bytes:
     return _split(_SCALAR_INT64, value)
 
 
-class SplitFile(NamedTuple):
-    directory: str
-    name: str
-    value: int
-
-
-def split_files(save: Save, number: int, written: Sequence[int]) -> list[SplitFile]:
-    """The files of a stream's splits behind the first `written` of each source."""
+def split_files(save: Save, number: int, written: Sequence[int]) -> dict[str, int]:
+    """The files of a stream's splits behind the first `written` of each source: splits by path."""
     stream = save.streams[number]
     if list(written) == [source.assigned for source in stream.sources]:
-        return []
+        return {}
     sources = save.definition.sources
-    found = []
+    found = {}
     for index, (source, local) in enumerate(zip(stream.sources, written, strict=True)):
         stop = source.assigned
         for run in reversed(source.runs):
             start = stop - run.count
             for at in range(max(start, local), stop):
                 directory = split_directory(save.path, number, index, run.pass_number)
-                name = f"split_{at}_{run.place + at - start}"
-                value = split_value(sources[index], run.first + at - start)
-                found.append(SplitFile(directory, name, value))
+                path = f"{directory}/split_{at}_{run.place + at - start}"
+                found[path] = split_value(sources[index], run.first + at - start)
             if start <= local:
                 break
             stop = start
@@ -141,20 +133,20 @@ def own(path: str, stream: int, sources: int, address: str) -> None:
     write_whole(f"{stream_directory(path, stream)}/owner_worker", address.encode(), durable=False)
 
 
-def write_splits(files: list[SplitFile]) -> None:
+def write_splits(files: Mapping[str, int]) -> None:
     """Write the files that are missing or incomplete."""
-    for directory, name, value in files:
-        path, data = f"{directory}/{name}", frame(split_tensor(value))
+    for path, value in files.items():
+        data = frame(split_tensor(value))
         try:
             if os.stat(path).st_size == len(data):
                 continue
         except FileNotFoundError:
-            os.makedirs(directory, exist_ok=True)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
         write_whole(path, data, durable=False)
 
 
 def update(
-    prepared: str, path: str, owners: Mapping[int, str], sources: int, files: list[SplitFile]
+    prepared: str, path: str, owners: Mapping[int, str], sources: int, files: Mapping[str, int]
 ) -> None:
     """Write what a running save's directory lacks. Raises OSError."""
     place(prepared, path)

@@ -386,14 +386,14 @@ def _catching_up(
     Only TensorFlow's workers need files of their streams."""
     owners = {number: _owner(save, number) for number in range(len(save.streams))}
     new: dict[int, str] = {}
-    files: list[directory.SplitFile] = []
+    files: dict[str, int] = {}
     splits: dict[int, list[int]] = {}
     for number, stream in enumerate(save.streams):
         if save.stock and not stream.completed:
             if written.owners.get(number) != owners[number]:
                 new[number] = stream.address
             before = written.splits.get(number, [0] * len(stream.sources))
-            files += directory.split_files(save, number, before)
+            files |= directory.split_files(save, number, before)
             splits[number] = [source.assigned for source in stream.sources]
     write = partial(directory.update, save.prepared, save.path, new, len(save.sources), files)
     return write, (owners, splits)
