@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from ..service.client.options import ShardingPolicy, reading
+from ..service.client.options import OrderArguments, ShardingPolicy, read_options
 from ..service.client.reader import OrderedIterator, Reader, name_of_job
 from ..service.errors import Unavailable
 from .records import Began, OrderedGroup, OrderedStep, Record, Recorder, Started, read_records
@@ -66,17 +66,17 @@ def main(task: OrderedTask) -> None:
     recorder = Recorder(path)
     recorder.add(Started(task.name))
     where, state = _beginning(position, state, group, task.elements)
-    order = {
-        "seed": SEED, "cycle_length": CYCLE_LENGTH, "block_length": BLOCK_LENGTH,
-        "bundle_splits": BUNDLE_SPLITS, "batch_size": group.batch_size, **where,
+    order: OrderArguments = {
+        "ordered": True, "seed": SEED, "cycle_length": CYCLE_LENGTH, "block_length": BLOCK_LENGTH,
+        "bundle_splits": BUNDLE_SPLITS, "batch_size": group.batch_size,
     }  # fmt: skip
-    how = reading(
-        job_name=JOB, consumer_index=task.index, num_consumers=group.consumers,
-        ordered=True, order=order,
-    )  # fmt: skip
-    name = name_of_job(task.dataset_id, JOB, how)
+    order.update(where)
+    options = read_options(
+        job_name=JOB, consumer_index=task.index, num_consumers=group.consumers, **order
+    )
+    name = name_of_job(task.dataset_id, JOB, options)
     # One reader for all epochs: it knows the journal, as a trainer of a framework does.
-    reader = Reader(task.service, task.dataset_id, ShardingPolicy.OFF, name, how)
+    reader = Reader(task.service, task.dataset_id, ShardingPolicy.OFF, name, options)
     while True:
         with _opened(reader) as batches:
             if state is not None:
@@ -123,14 +123,14 @@ def _own_state(records: list[Record], group: OrderedGroup) -> Saved:
 
 def _beginning(
     position: int, state: dict[str, Any] | None, group: OrderedGroup, elements: int
-) -> tuple[dict[str, int], dict[str, Any] | None]:
+) -> tuple[OrderArguments, dict[str, Any] | None]:
     """One of the ways to begin there: arguments of the read, or a state to load."""
     of_step = group.consumers * group.batch_size
     epoch, offset = divmod(position, elements)
     is_over = state is not None and state["in_epoch"] and not offset  # with an empty rest before
     if state is not None and state["step"] == of_step and not is_over and random.random() < 0.6:
         return {}, state
-    ways = [{"start_position": position}]
+    ways: list[OrderArguments] = [{"start_position": position}]
     if offset % of_step == 0:
         ways.append({"start_step": epoch * -(-elements // of_step) + offset // of_step})
     return random.choice(ways), None

@@ -108,7 +108,7 @@ def read_epoch(
     global _reading
     request = pb.JoinIterationRequest(job_id=job_id, epoch=epoch)
     joined = dispatcher.call_numbered(request, pb.JoinIterationResponse)
-    consumer = Consumer(dispatcher, joined, credit_bytes=CREDIT_BYTES, reading=reading)
+    consumer = Consumer(dispatcher, joined, credit_bytes=CREDIT_BYTES, options=reading)
     try:
         recorder.add(Joined(epoch, consumer.consumer_id))
         _reading = True

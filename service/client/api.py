@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import tensorflow as tf
@@ -35,9 +35,11 @@ from .options import (
     AT_LEAST_ONCE,
     IN_LOCKSTEP,
     CrossTrainerCache,
+    OrderArguments,
+    ReadArguments,
     ReadOptions,
     ShardingPolicy,
-    reading,
+    read_options,
     refuse_at_least_once,
     sharding_policy,
 )
@@ -54,7 +56,7 @@ from .registration import (
 )
 from .tf_elements import NOTHING, dataset_of_blocks, number_of
 from .tf_errors import raising_tensorflows
-from .tf_position import KeepsPosition, taken_from
+from .tf_position import take_position
 
 Dataset = Any
 
@@ -159,10 +161,8 @@ def from_dataset_id(
     cross_trainer_cache: CrossTrainerCache | None = None,
     target_workers: str = "AUTO",
     *,
-    initial_epoch: int = 0,
-    ordered: bool = False,
     add_position: bool = False,
-    **order: Any,
+    **options: Unpack[OrderArguments],
 ) -> Dataset:
     """A `tf.data.Dataset` that reads a registered dataset through the service.
 
@@ -206,13 +206,8 @@ def from_dataset_id(
         checkpoint. The first iteration is the next epoch, or the rest of it. If that epoch is over,
         the iteration is empty, as in tf.data service, and a warning says so. Not allowed with a
         cache, and of little use to a coordinated read: an infinite dataset has only one epoch.
-      ordered: read in one global order, as `read` does, which describes the keyword arguments that
-        come with it: seed, shuffle, cycle_length, block_length, bundle_splits, batch_size,
-        drop_remainder, start_position and start_step. OFF and DYNAMIC mean the same then, and
-        consumer_index and num_consumers deal batches. With batch_size, elements come in batches.
-        Without `ordered`, delivery="at_least_once" reads so that nothing is missing, as `read` does
-        too: it takes seed, shuffle and bundle_splits. Elements count as given once they are in this
-        dataset.
+      **options: as in `read`: `ordered`, with `batch_size` only in such a read, and
+        `delivery="at_least_once"`, for which elements count as given once they are in this dataset.
       add_position: of an ordered read. Elements come in pairs (element, position): int64, the
         position behind the element's batch, or behind its step over all consumers. It goes through
         prefetch with the element. Save that of the last element that was used, for start_position.
@@ -238,9 +233,10 @@ def from_dataset_id(
     for an unknown dataset. Raises Unimplemented, with the reason, for a dataset that
     processing_mode cannot split among workers. Each is an error of `tf.errors` too.
     """
-    policy = sharding_policy(processing_mode)
-    order, position = taken_from(order, add_position=add_position)
-    how = reading(
+    read = _Read(
+        service,
+        processing_mode,
+        add_position,
         job_name=job_name,
         consumer_index=consumer_index,
         num_consumers=num_consumers,
@@ -248,51 +244,77 @@ def from_dataset_id(
         data_transfer_protocol=data_transfer_protocol,
         cross_trainer_cache=cross_trainer_cache,
         target_workers=target_workers,
-        policy=policy,
-        initial_epoch=initial_epoch,
-        ordered=ordered,
-        order=order,
+        **options,
     )
-    how = _with_position(how, add_position)
-    sharing_warnings.warn_if_unshared(_shared_name(job_name, how))
-
-    def reader(dataset_id: str, how: ReadOptions = how) -> Reader:
-        name = name_of_job(dataset_id, job_name, how)
-        return Reader(service, dataset_id, policy, name, how, first_epoch=initial_epoch + 1)
-
     if parameter_servers.are_there():
-        _require_no_epochs(initial_epoch)
-        _require_no_order(how)
+        read.require_tensorflows()
         if element_spec is None and isinstance(dataset_id, str):  # TensorFlow's op needs it
-            definition = reader(dataset_id).definition()
+            definition = read.reader(dataset_id).definition()
             element_spec = decode_metadata(definition).element_spec
         return parameter_servers.from_dataset_id(
-            service, dataset_id, element_spec, policy, job_name, how
+            service, dataset_id, element_spec, read.policy, job_name, read.options
         )
-    shared = job_name is not None or how.ordered is not None
-    return _read_as_dataset(
-        reader, dataset_id, element_spec, policy, shared=shared, position=position
-    )
+    return _read_as_dataset(read, dataset_id, element_spec)
 
 
-def _read_as_dataset(
-    reader_of: Callable[..., Reader],
-    dataset_id: Any,
-    element_spec: Any,
-    policy: ShardingPolicy,
-    *,
-    shared: bool,
-    position: KeepsPosition | None,
-) -> Dataset:
+class _Read:
+    """How `from_dataset_id` or `distribute` reads. Raises InvalidArgument."""
+
+    def __init__(
+        self,
+        service: Service,
+        processing_mode: ShardingPolicy | str,
+        add_position: bool,
+        **arguments: Unpack[ReadArguments],
+    ) -> None:
+        self._service, self._job_name = service, arguments.get("job_name")
+        self.policy = sharding_policy(processing_mode)
+        self.position = take_position(arguments, add_position=add_position)
+        self.options = read_options(self.policy, **arguments)
+        self._initial_epoch = arguments.get("initial_epoch", 0)
+        ordered = self.options.ordered
+        if ordered is not None:
+            ordered.add_position = bool(add_position)
+        elif add_position:
+            raise InvalidArgument(
+                "add_position=True: only an ordered read has positions; give ordered=True as well"
+            )
+        self.is_shared = self._job_name is not None or ordered is not None
+        self.is_of_any_dataset = False  # the job's name alone identifies the job
+        sharing_warnings.warn_if_unshared(
+            self._job_name or (None if ordered is None else ordered.group_name)
+        )
+
+    def reader(self, dataset_id: str, options: ReadOptions | None = None) -> Reader:
+        options = self.options if options is None else options
+        name = self._job_name
+        if name is None or not self.is_of_any_dataset:
+            name = name_of_job(dataset_id, name, options)
+        return Reader(
+            self._service, dataset_id, self.policy, name, options,
+            first_epoch=self._initial_epoch + 1,
+        )  # fmt: skip
+
+    def require_tensorflows(self) -> None:
+        """Raises InvalidArgument if TensorFlow's own operations cannot read so."""
+        if self._initial_epoch:
+            raise InvalidArgument(
+                f"initial_epoch={self._initial_epoch}: beside parameter servers TensorFlow's own "
+                "operations read, which begin with epoch 0; give each start a job_name of its own"
+            )
+        _require_no_order(self.options)
+
+
+def _read_as_dataset(read: _Read, dataset_id: Any, element_spec: Any) -> Dataset:
     options = tf.data.Options()
-    if shared:  # as in tf.data service: a shared job must not be sharded again
+    if read.is_shared:  # as in tf.data service: a shared job must not be sharded again
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
         sharing_warnings.explain_sharding()
     if tf.is_symbolic_tensor(dataset_id):
-        _require_no_order(reader_of("").how)
-        return _read_named_at_run_time(reader_of, dataset_id, element_spec, options, shared=shared)
+        _require_no_order(read.options)
+        return _read_named_at_run_time(read, dataset_id, element_spec, options)
     dataset_id = _text(dataset_id)
-    reader = reader_of(dataset_id)
+    reader = read.reader(dataset_id)
     definition = reader.definition()
     metadata = decode_metadata(definition)
     if element_spec is None:
@@ -306,7 +328,7 @@ def _read_as_dataset(
     if metadata.element_spec is not None:
         check_element_spec(element_spec, metadata.element_spec)
     compressed = metadata.compressed and metadata.raw
-    in_order = reader.how.ordered
+    in_order = reader.options.ordered
     if in_order is not None and in_order.add_position:
         if compressed:
             raise InvalidArgument(
@@ -316,13 +338,13 @@ def _read_as_dataset(
         element_spec = element_spec, tf.TensorSpec([], tf.int64)
     blocks: Callable[[], Any] = partial(_blocks_of, reader)
     if in_order is not None:
-        iterations = _InOrder(partial(reader_of, dataset_id), reader, in_order.copy(), position)
+        iterations = _InOrder(read, reader, in_order.copy())
         blocks = iterations.blocks
     dataset = dataset_of_blocks(
         blocks,
         element_spec,
         compressed=compressed,
-        cardinality=_cardinality(metadata.cardinality, policy),
+        cardinality=_cardinality(metadata.cardinality, read.policy),
         options=options,
     )
     if _is_in_lockstep(reader):
@@ -343,20 +365,14 @@ class _InOrder:
     """The iterations of an ordered dataset. Each has a copy of how far the last one came, because
     TensorFlow may have several open."""
 
-    def __init__(
-        self,
-        reader_of: Callable[..., Reader],
-        reader: Reader,
-        ordered: OrderedRead,
-        position: KeepsPosition | None,
-    ) -> None:
+    def __init__(self, read: _Read, reader: Reader, ordered: OrderedRead) -> None:
         """It begins at the position, if there is one. Raises FailedPrecondition if that is one in
         another read."""
-        self._reader_of, self._how, self._next = reader_of, reader.how, ordered
-        self._position = position
+        self._read, self._reader, self._next = read, reader, ordered
+        self._position = read.position
         self._goes_on = False  # the last iteration was read to its end
-        if position is not None:
-            position.begin(ordered)
+        if self._position is not None:
+            self._position.begin(ordered)
 
     def blocks(self) -> Iterator[Any]:
         """Those of the next epoch, or the rest of it."""
@@ -366,7 +382,8 @@ class _InOrder:
         if self._position is not None and not self._goes_on:
             self._position.begin(ordered)
         self._goes_on = False
-        reader = self._reader_of(how=replace(self._how, ordered=ordered))
+        options = replace(self._reader.options, ordered=ordered)
+        reader = self._read.reader(self._reader.dataset_id, options)
         with closing(_blocks_of(reader)) as blocks:
             elements = 0
             for block in blocks:
@@ -384,12 +401,7 @@ class _InOrder:
 
 
 def _read_named_at_run_time(
-    reader_of: Callable[[str], Reader],
-    dataset_id: Any,
-    element_spec: Any,
-    options: Any,
-    *,
-    shared: bool,
+    read: _Read, dataset_id: Any, element_spec: Any, options: Any
 ) -> Dataset:
     """The dataset whose id is a tensor, known only when the function runs."""
     if element_spec is None:
@@ -412,11 +424,11 @@ def _read_named_at_run_time(
 
     def number(dataset_id: bytes) -> np.int64:
         name = dataset_id.decode()
-        if not shared:
-            return np.int64(number_of(opener(reader_of(name)), kept=False))
+        if not read.is_shared:
+            return np.int64(number_of(opener(read.reader(name)), kept=False))
         with _naming:
             if name not in numbers:  # kept: each iteration is the shared job's next epoch
-                numbers[name] = number_of(opener(reader_of(name)), kept=True)
+                numbers[name] = number_of(opener(read.reader(name)), kept=True)
             return np.int64(numbers[name])
 
     found = tf.numpy_function(number, [dataset_id], tf.int64)
@@ -428,16 +440,16 @@ _naming = threading.Lock()
 
 
 def _is_in_lockstep(reader: Reader) -> bool:
-    return reader.how.num_consumers is None and lockstep.find_peers() is not None
+    return reader.options.num_consumers is None and lockstep.find_peers() is not None
 
 
 def _blocks_of(reader: Reader) -> Any:
     """The blocks of the reader's next epoch, in lockstep if a group reads them."""
     if not _is_in_lockstep(reader):
         return reader.iterate(NOTHING)
-    if reader.how.claimed is not None:
+    if reader.options.claimed is not None:
         refuse_at_least_once(AT_LEAST_ONCE, IN_LOCKSTEP)
-    ordered = reader.how.ordered
+    ordered = reader.options.ordered
     size = 1 if ordered is None else ordered.batch_size or 1
     return lockstep.blocks_of(partial(reader.iterate, NOTHING), reader.name, size)
 
@@ -456,23 +468,20 @@ def distribute(
     cross_trainer_cache: CrossTrainerCache | None = None,
     target_workers: str = "AUTO",
     *,
-    initial_epoch: int = 0,
-    ordered: bool = False,
     add_position: bool = False,
-    **order: Any,
+    **options: Unpack[OrderArguments],
 ) -> Callable[[Dataset], Dataset]:
     """For `dataset.apply`: register the dataset, and read it through the service.
 
     The arguments are those of `register_dataset` and `from_dataset_id`, but `job_name` alone
     identifies the job. Readers that give the same name share it, whatever their datasets, and read
     the dataset that came first. Iterating raises ValueError if that one has another element_spec.
-    `order` has what comes with `ordered`, or delivery="at_least_once" with seed, shuffle and
-    bundle_splits, as in `read`.
     Applying the result raises what `register_dataset` and `from_dataset_id` raise.
     """
-    policy = sharding_policy(processing_mode)
-    order, position = taken_from(order, add_position=add_position)
-    how = reading(
+    read = _Read(
+        service,
+        processing_mode,
+        add_position,
         job_name=job_name,
         consumer_index=consumer_index,
         num_consumers=num_consumers,
@@ -480,71 +489,32 @@ def distribute(
         data_transfer_protocol=data_transfer_protocol,
         cross_trainer_cache=cross_trainer_cache,
         target_workers=target_workers,
-        policy=policy,
-        initial_epoch=initial_epoch,
-        ordered=ordered,
-        order=order,
+        **options,
     )
-    how = _with_position(how, add_position)
-    sharing_warnings.warn_if_unshared(_shared_name(job_name, how))
+    read.is_of_any_dataset = True
 
     @plain
     @raising_tensorflows()
     def apply(dataset: Dataset) -> Dataset:
         if parameter_servers.are_there():
-            _require_no_epochs(initial_epoch)
-            _require_no_order(how)
+            read.require_tensorflows()
             return parameter_servers.distribute(
-                service, dataset, compression, policy, job_name, how
+                service, dataset, compression, read.policy, job_name, read.options
             )
         dataset_id = register_dataset(service, dataset, compression)
-
-        def reader(dataset_id: str, how: ReadOptions = how) -> Reader:
-            in_order = how.ordered is not None
-            name = job_name or (name_of_job(dataset_id, None, how) if in_order else None)
-            return Reader(service, dataset_id, policy, name, how, first_epoch=initial_epoch + 1)
-
-        shared = job_name is not None or how.ordered is not None
-        return _read_as_dataset(
-            reader, dataset_id, dataset.element_spec, policy, shared=shared, position=position
-        )
+        return _read_as_dataset(read, dataset_id, dataset.element_spec)
 
     return apply
 
 
-def _with_position(how: ReadOptions, add_position: bool) -> ReadOptions:
-    """Raises InvalidArgument if only an ordered read could."""
-    if how.ordered is not None:
-        how.ordered.add_position = bool(add_position)
-    elif add_position:
-        raise InvalidArgument(
-            "add_position=True: only an ordered read has positions; give ordered=True as well"
-        )
-    return how
-
-
-def _shared_name(job_name: str | None, how: ReadOptions) -> str | None:
-    """The job's name, or that of the group that reads in order."""
-    return job_name or (None if how.ordered is None else how.ordered.group_name)
-
-
-def _require_no_order(how: ReadOptions) -> None:
+def _require_no_order(options: ReadOptions) -> None:
     """Raises InvalidArgument for a read in bundles."""
-    if how.ordered is not None or how.claimed is not None:
-        asked = f"delivery={AT_LEAST_ONCE!r}" if how.ordered is None else "ordered=True"
+    if options.bundled is not None:
+        asked = f"delivery={AT_LEAST_ONCE!r}" if options.ordered is None else "ordered=True"
         raise InvalidArgument(
             f"{asked} is not for a dataset_id that is a function's tensor, nor beside "
             "parameter servers, where TensorFlow's own operations read: give the id as a string, "
             "or train with another strategy"
-        )
-
-
-def _require_no_epochs(initial_epoch: int) -> None:
-    """Raises InvalidArgument if an initial epoch is given."""
-    if initial_epoch:
-        raise InvalidArgument(
-            f"initial_epoch={initial_epoch}: beside parameter servers TensorFlow's own "
-            "operations read, which begin with epoch 0; give each start a job_name of its own"
         )
 
 

@@ -57,6 +57,15 @@ class BundleLengths:
         known = self.at_least(place)
         self._query(Request(place, (), is_query=True, until=until, enough=enough, known=known))
 
+    def query_rounds(self, place: int, round_number: int, rounds: int) -> None:
+        """Ask for the length of a bundle that this round reads, unless it has enough elements for
+        so many rounds. No further round is known without another block of each bundle."""
+        block_length = self._epoch.spec.block_length
+        planned = self._epoch.order.index_at(place, round_number)
+        enough = planned + rounds * block_length
+        if self.at_least(place) < enough:
+            self.query(place, planned + block_length, enough)
+
     def query_ahead(self, place: int) -> None:
         """Have a bundle opened that no plan needs yet."""
         self._query(Request(place, (), is_query=True, is_ahead=True))

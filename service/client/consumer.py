@@ -90,17 +90,17 @@ class Consumer:
         joined: pb.JoinIterationResponse,
         *,
         credit_bytes: int,
-        reading: ReadOptions = DEFAULT_READ_OPTIONS,
+        options: ReadOptions = DEFAULT_READ_OPTIONS,
         taker: Taker | None = None,
     ) -> None:
-        """With `reading.num_consumers`, the blocks have elements round by round (RoundsMode)."""
+        """With `options.num_consumers`, the blocks have elements round by round (RoundsMode)."""
         self.taker = taker
         self.consumer_id = joined.consumer_id
         self.last_task_id = 0  # of the last block; stays 0 in rounds, whose blocks mix tasks
         self.not_handed_back: list[int] = []  # tasks whose workers missed the final handback
         self._dispatcher = dispatcher
         self._process_id = os.getpid()
-        self._hands_back = reading.hands_back
+        self._hands_back = options.hands_back
         self._inbox: _Inbox = queue.SimpleQueue()
         self._wait_log = WaitLog()
         self._meter = Meter()
@@ -121,7 +121,7 @@ class Consumer:
         )
         self.links = Links(
             joined.consumer_id,
-            reading,
+            options,
             credit_bytes,
             deliver=self._deliver,
             lost=lambda uid, client, reason: self._inbox.put(_Gone(uid, client, reason)),
@@ -132,19 +132,19 @@ class Consumer:
         )
         self._spans = WaitSpans(self.links.trace, job=joined.job_id, consumer=joined.consumer_id)
         self.mode: Mode
-        if reading.ordered is not None:
-            self.mode = OrderedMode(reading.ordered, self.links, joined)
-        elif reading.claimed is not None:
+        if options.ordered is not None:
+            self.mode = OrderedMode(options.ordered, self.links, joined)
+        elif options.claimed is not None:
             claimer = Claimer(
                 dispatcher, joined.consumer_id, fail=self._hear,
                 wake=partial(self._inbox.put, None), closed=self._closed, taker=taker,
             )  # fmt: skip
             self.mode = ClaimsMode(self.links, joined, claimer)
-        elif reading.num_consumers is not None:
+        elif options.num_consumers is not None:
             now = self._heartbeats.say_now
-            self.mode = RoundsMode(reading, self.links, self.handle_inbox, now)
+            self.mode = RoundsMode(options, self.links, self.handle_inbox, now)
         else:
-            self.mode = FirstCome(reading, self.links)
+            self.mode = FirstCome(options, self.links)
         if joined.HasField("news"):
             self._hear(joined.news)
         self.is_over = False  # all blocks were given

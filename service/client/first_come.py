@@ -48,8 +48,8 @@ lockstep may be waiting for this one."""
 class FirstCome(Mode):
     """The tasks of a consumer that takes blocks as they come."""
 
-    def __init__(self, reading: ReadOptions, links: Links) -> None:
-        self._reading = reading
+    def __init__(self, options: ReadOptions, links: Links) -> None:
+        self._options = options
         self._links = links
         self._next: tuple[Client, int, Block] | None = None  # the block to be given
         self._finished = False
@@ -78,7 +78,7 @@ class FirstCome(Mode):
         mine = {i for i, task in self._listed.items() if self._is_for_us(task)}
         # If other readers have tasks of their own, wait only for ours. But with dynamic splits
         # our workers may still get new tasks for what the others' workers lost.
-        more = self._reading.dynamic and self._reading.targets != TargetWorkers.LOCAL
+        more = self._options.dynamic and self._options.targets != TargetWorkers.LOCAL
         others = len(mine) < len(self._listed) and not more
         all_ended = mine <= self._ended and (self._finished or (others and bool(mine)))
         rest = mine - self._ended
@@ -96,7 +96,7 @@ class FirstCome(Mode):
         mine = {i: task for i, task in tasks.items() if self._is_for_us(task)}
         if not mine:
             return (
-                f"a worker to read from: with target_workers={self._reading.targets.name}, those "
+                f"a worker to read from: with target_workers={self._options.targets.name}, those "
                 f"that have tasks are not: {', '.join(t.worker_address for t in tasks.values())}"
             )
         return "; ".join(
@@ -130,7 +130,7 @@ class FirstCome(Mode):
             if link is None:
                 self._end_if_completed(task)
             elif task.task_id not in self._ended:
-                read_task(link, task.task_id, self._reading.order)
+                read_task(link, task.task_id, self._options.order)
         self._links.start()
         for uid, link in self._links.all():
             for task_id in link.reading - self._listed.keys() - self._given_up.keys():
@@ -142,7 +142,7 @@ class FirstCome(Mode):
         return link is not None and task.task_id in link.reading - self._ended
 
     def _is_for_us(self, task: pb.TaskInfo) -> bool:
-        uid, targets = task.worker_uid, self._reading.targets
+        uid, targets = task.worker_uid, self._options.targets
         if uid in self._links or self._links.is_local(uid):
             return True
         # A worker on another trainer's host should serve that trainer only.
@@ -154,8 +154,8 @@ class FirstCome(Mode):
     def deliver(self, client: Client, key: Key, block: Block) -> None:
         task_id = key[0]
         self._held_by_others.discard(task_id)
-        if block.skipped and self._reading.cache is not None:
-            self._reading.cache.skip(block.skipped)
+        if block.skipped and self._options.cache is not None:
+            self._options.cache.skip(block.skipped)
         self._next = client, task_id, block
 
     def held_by_others(self, task_id: int) -> None:
@@ -193,7 +193,7 @@ class FirstCome(Mode):
         for task_id in due & tasks.keys():
             link = self._links.get(tasks[task_id].worker_uid)
             if link is not None:
-                link.client.read(task_id, self._reading.order)
+                link.client.read(task_id, self._options.order)
         # A given-up worker that has not begun the task by now begins it once it is listed again.
         self._asked_for_the_last_time = due & self._given_up.keys()
 

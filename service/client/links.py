@@ -52,7 +52,7 @@ class Links:
     def __init__(
         self,
         consumer_id: int,
-        reading: ReadOptions,
+        options: ReadOptions,
         credit_bytes: int,
         *,
         deliver: Callable[[Client, Key, Block | End | EndPending], None],
@@ -69,12 +69,12 @@ class Links:
         returns the newest one for data connections, and its number.
         """
         self._consumer_id = consumer_id
-        self._reading = reading
+        self._options = options
         self._credit_bytes = credit_bytes
         self._deliver, self._lost, self._refused = deliver, lost, refused
         self._reconnected = reconnected
         self._credential, self._fail = credential, fail
-        self._budget = ElementBudget(reading.max_elements) if reading.max_elements else None
+        self._budget = ElementBudget(options.max_elements) if options.max_elements else None
         self._links: dict[int, WorkerLink | None] = {}  # None: the process has gone
         self._new: list[WorkerLink] = []  # not started yet
         self._passed_over: set[int] = set()  # processes that no protocol leads to
@@ -120,7 +120,7 @@ class Links:
         for task in tasks:
             try:
                 if not self.is_local(task.worker_uid):
-                    _addresses(task, self._reading.protocol)
+                    _addresses(task, self._options.protocol)
                 found.append(task)
             except FailedPrecondition as error:
                 others[task.worker_uid] = error
@@ -191,7 +191,7 @@ class Links:
             self._lost(uid, client, reason)
 
         # A local client shares memory: a trainer could write to what the cache keeps for others.
-        may_share = self._reading.protocol in (None, LOCAL) and self._reading.cache is None
+        may_share = self._options.protocol in (None, LOCAL) and self._options.cache is None
         worker = local_worker(uid) if may_share else None
         elements = self._budget.share() if self._budget is not None else None
         if worker is not None:
@@ -205,7 +205,7 @@ class Links:
             )
         else:
             client = BlockClient(
-                _addresses(task, self._reading.protocol),
+                _addresses(task, self._options.protocol),
                 worker_uid=uid,
                 consumer_id=self._consumer_id,
                 deliver=deliver,
@@ -218,7 +218,7 @@ class Links:
                 reconnected=self._reconnected,
                 credential=self._credential,
                 fail=self._fail,
-                map_memory=self._reading.map_memory,
+                map_memory=self._options.map_memory,
             )
         if self._traceparent:
             client.trace(self._traceparent)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import enum
-import inspect
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -17,6 +15,7 @@ from ..delivery import AnyBlock, Cached, Order, Skips
 from ..errors import InvalidArgument
 from ..pipelines.splits import SHARD_HINT
 from ..shared import MapMemory
+from .batches import check_batch_size
 from .positions import (
     ORDER,
     ClaimedRead,
@@ -99,6 +98,21 @@ def refuse_at_least_once(delivery: str | None, why: str) -> None:
             f"delivery={AT_LEAST_ONCE!r} is not possible here: {why}; give ordered=True, which "
             "goes on exactly at the step that is restored, or read elements with service.read"
         )
+
+
+def require_known(arguments: Mapping[str, Any], known: type[OrderArguments]) -> None:
+    """Raises InvalidArgument for a name that is not among the known ones, with similar ones."""
+    names = known.__annotations__
+    if unknown := sorted(arguments.keys() - names.keys()):
+        similar = did_you_mean(unknown, names)
+        raise InvalidArgument(f"{', '.join(unknown)}: no such argument{similar}")
+
+
+def refuse_consumer(arguments: Mapping[str, Any], why: str) -> None:
+    """Raises InvalidArgument if the arguments say which consumer of how many reads."""
+    for name in ("consumer_index", "num_consumers"):
+        if name in arguments:
+            raise InvalidArgument(f"{name}={arguments[name]!r}: leave it out, {why}")
 
 
 IN_LOCKSTEP = (
@@ -196,60 +210,94 @@ class ReadOptions:
 DEFAULT_READ_OPTIONS = ReadOptions()
 
 
-def reading(
-    *,
-    job_name: str | None = None,
-    consumer_index: int | None = None,
-    num_consumers: int | None = None,
-    max_outstanding_requests: int | None = None,
-    data_transfer_protocol: str | None = None,
-    cross_trainer_cache: CrossTrainerCache | None = None,
-    target_workers: str = "AUTO",
-    policy: ShardingPolicy = ShardingPolicy.OFF,
-    initial_epoch: int = 0,
-    ordered: bool = False,
-    order: Mapping[str, Any] = MappingProxyType({}),
-) -> ReadOptions:
-    """The options that these arguments of tf.data service, and those of a read in bundles, mean.
-    `order` has the keyword arguments that only an ordered read takes, or a read at least once.
+class OrderArguments(TypedDict, total=False):
+    """Keyword arguments of every read, beside those of tf.data service. `read` describes them.
 
-    Raises ValueError for invalid arguments, Unimplemented for those of a later version.
+    All but `initial_epoch` are of reads in bundles; `batch_size` and `drop_remainder` are of all
+    reads where the framework does not batch.
     """
+
+    initial_epoch: int
+    ordered: bool
+    delivery: str
+    seed: int
+    shuffle: bool
+    cycle_length: int
+    block_length: int
+    bundle_splits: int
+    within_bundles: bool
+    batch_size: int | None
+    drop_remainder: bool
+    start_position: Any  # an integer, or an object that keeps it
+    start_step: int | None
+
+
+class TrainingArguments(OrderArguments, total=False):
+    """Those of a training's process, whose rank says which consumer it is."""
+
+    job_name: str | None
+    data_transfer_protocol: str | None
+    target_workers: str
+
+
+class ReadArguments(TrainingArguments, total=False):
+    """All keyword arguments of `read` but processing_mode."""
+
+    consumer_index: int | None
+    num_consumers: int | None
+    max_outstanding_requests: int | None
+    cross_trainer_cache: CrossTrainerCache | None
+
+
+def take_batches(arguments: OrderArguments) -> tuple[int | None, bool]:
+    """The `batch_size`, and whether to drop the remainder. Takes them out of the arguments, unless
+    it is a read in bundles, whose batches are part of its order. Raises InvalidArgument."""
+    batch_size = arguments.get("batch_size")
+    drop_remainder = arguments.get("drop_remainder", False)
+    check_batch_size(batch_size)
+    in_bundles = arguments.get("ordered") or arguments.get("delivery") == AT_LEAST_ONCE
+    if batch_size is None or not in_bundles:
+        arguments.pop("batch_size", None)
+    if not drop_remainder or not in_bundles:
+        arguments.pop("drop_remainder", None)
+    return batch_size, drop_remainder
+
+
+def read_options(
+    policy: ShardingPolicy = ShardingPolicy.OFF, **arguments: Unpack[ReadArguments]
+) -> ReadOptions:
+    """The options that these arguments of a read mean.
+
+    Raises InvalidArgument, which names the argument that a mistyped one resembles, and
+    Unimplemented for arguments of a later version.
+    """
+    require_known(arguments, ReadArguments)
+    job_name = arguments.get("job_name")
+    consumer_index, num_consumers = arguments.get("consumer_index"), arguments.get("num_consumers")
+    max_outstanding_requests = arguments.get("max_outstanding_requests")
+    data_transfer_protocol = arguments.get("data_transfer_protocol")
+    cross_trainer_cache = arguments.get("cross_trainer_cache")
+    target_workers = arguments.get("target_workers", TargetWorkers.AUTO.name)
+    initial_epoch, ordered = arguments.get("initial_epoch", 0), arguments.get("ordered", False)
+    delivery = arguments.get("delivery", AT_MOST_ONCE)
+    order = {name: value for name, value in arguments.items() if name in ORDER}
     check_job_name(job_name)
     check_index(consumer_index, num_consumers)
-    order = dict(order)
-    delivery = order.pop("delivery", AT_MOST_ONCE)
     if delivery not in (AT_MOST_ONCE, AT_LEAST_ONCE):
         raise InvalidArgument(
             f"delivery={delivery!r} must be {AT_MOST_ONCE!r} or {AT_LEAST_ONCE!r}"
         )
     if delivery == AT_LEAST_ONCE:
-        _check_in_bundles(
-            "a read at least once",
-            policy,
-            max_outstanding_requests,
-            cross_trainer_cache,
-            target_workers,
-        )
+        _check_in_bundles("a read at least once", policy, arguments)
         _check_claimed(ordered, num_consumers)
         _check_initial_epoch(initial_epoch, job_name, cached=False)
         protocol = transfer_protocol(data_transfer_protocol)
         claimed = claimed_options(order)
         return ReadOptions(protocol=protocol, targets=_targets(target_workers), claimed=claimed)
     if not ordered and order:
-        if unknown := sorted(order.keys() - {*ORDER}):
-            names = {"delivery", *ORDER, *inspect.signature(reading).parameters} - {
-                "policy",
-                "order",
-            }
-            raise InvalidArgument(
-                f"{', '.join(unknown)}: no such argument{did_you_mean(unknown, names)}"
-            )
         raise InvalidArgument(f"{', '.join(order)}: of an ordered read; give ordered=True as well")
     if ordered:
-        _check_in_bundles(
-            "an ordered read", policy, max_outstanding_requests, cross_trainer_cache, target_workers
-        )
+        _check_in_bundles("an ordered read", policy, arguments)
         if initial_epoch:
             raise InvalidArgument(
                 f"an ordered read does not go with initial_epoch={initial_epoch}: give start_step "
@@ -294,22 +342,19 @@ def reading(
     )
 
 
-def _check_in_bundles(
-    read: str,
-    policy: ShardingPolicy,
-    max_outstanding_requests: int | None,
-    cross_trainer_cache: Any,
-    target_workers: str,
-) -> None:
+def _check_in_bundles(read: str, policy: ShardingPolicy, arguments: ReadArguments) -> None:
     """Raises InvalidArgument for what a read in bundles does not go with."""
+    bound = arguments.get("max_outstanding_requests")
+    target_workers = arguments.get("target_workers")
     wrong = {
         f"processing_mode={policy.name}: give OFF or DYNAMIC, which mean the same for it": (
             policy not in (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC)
         ),
-        f"max_outstanding_requests={max_outstanding_requests}: leave it out, as it asks for what "
-        "comes next": max_outstanding_requests not in (None, AUTOTUNE),
+        f"max_outstanding_requests={bound}: leave it out, as it asks for what comes next": (
+            bound not in (None, AUTOTUNE)
+        ),
         "cross_trainer_cache: leave it out; without a shared job_name each trainer reads all "
-        "elements by itself": cross_trainer_cache is not None,
+        "elements by itself": arguments.get("cross_trainer_cache") is not None,
         f"target_workers={target_workers!r}: leave it out, as any worker may have the next one": (
             str(target_workers).upper() == TargetWorkers.LOCAL.name
         ),

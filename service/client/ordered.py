@@ -31,8 +31,9 @@ from .bundle_lengths import BundleLengths
 from .heartbeats import News
 from .links import Client, Links, WorkerLink
 from .modes import Mode
+from .planned_rounds import PlannedRounds
 from .portions import Portions, by_place
-from .positions import OrderedRead
+from .positions import OrderedEpoch, OrderedRead
 from .read_ahead import ReadAhead
 from .slices import Request, Slices
 
@@ -64,11 +65,7 @@ class OrderedMode(Mode):
         self.epoch = ordered.begin(joined.order)
         self._begun: dict[int, int] = {}  # by place that no worker was told of: its first element
         self._floor = 0  # nothing of places before this one is needed any more
-        self._round = 0  # the next one to plan
-        self._before = 0  # elements in the rounds before
-        self._next = 0  # the position of the first element to plan, in that round
-        self._partly: dict[int, int] = {}  # by place: where its elements of that round go on
-        self._found: tuple[tuple[int, int], tuple[Ints, Ints, Ints]] | None = None  # of `_elements`
+        self._planned = PlannedRounds(self.epoch)
         self._ahead = ReadAhead(self._portions, ordered, self.epoch.round_elements)
         self._is_stale = True  # whether there is something new to plan with
         self._is_full = False  # whether as much is planned as the window holds
@@ -77,10 +74,6 @@ class OrderedMode(Mode):
         self._refill_at = 0  # if it is full: plan again when no more elements than these are left
         self._located = False
         self._has_warned = False
-        self._begin_epoch()
-
-    def _begin_epoch(self) -> None:
-        self._floor = 0
         self._slices.begin_epoch(self.epoch.number * self._spec.bundles)
         self._lengths.begin(self.epoch)
 
@@ -93,24 +86,22 @@ class OrderedMode(Mode):
         total = self._ordered.total
         if self.epoch.total is None and total is not None:  # it may start in another epoch
             self.epoch = self._ordered.begin(self._spec)
-            self._begin_epoch()
+            self._planned = PlannedRounds(self.epoch)
+            self._floor = 0
+            self._slices.begin_epoch(self.epoch.number * self._spec.bundles)
+            self._lengths.begin(self.epoch)
         end = self.epoch.end()
         if self.epoch.start and end is not None and end <= self.epoch.start:  # the rest is empty
-            self._round, self._before = self.epoch.order.known_until, end
+            self._planned.go_to(self.epoch.order.known_until, end)
         elif self.epoch.start:
-            found = self.epoch.order.locate(self.epoch.start)
-            if found is None or not (total is not None or self.epoch.has_a_step()):
+            round_of_start = self.epoch.order.locate(self.epoch.start)
+            if round_of_start is None or not (total is not None or self.epoch.has_a_step()):
                 return False
-            self._round, self._before = found
-            self._withdraw()  # the queries that counted bundles in front of it
-        self._next = self._before
+            self._planned.go_to(*round_of_start)
+            self._slices.withdraw_all()  # the queries that counted bundles in front of it
+            self._lengths.forget_queries()
         self._located = True
         return True
-
-    def _withdraw(self) -> None:
-        """Ask for nothing any more."""
-        self._slices.withdraw_all()
-        self._lengths.forget_queries()
 
     # -- what it gives -------------------------------------------------------------------------
 
@@ -118,7 +109,7 @@ class OrderedMode(Mode):
         if self._is_due():
             with self._slices.together():
                 self._plan()
-        taken = self._portions.take(self.epoch.limit(self._next))
+        taken = self._portions.take(self.epoch.limit(self._planned.next))
         if taken is None:
             return None
         block, positions = taken
@@ -135,9 +126,9 @@ class OrderedMode(Mode):
         return self._slices.patience_s
 
     def has_ended(self) -> bool:
-        if not self._located or self._portions.has_before(self.epoch.limit(self._next)):
+        if not self._located or self._portions.has_before(self.epoch.limit(self._planned.next)):
             return False
-        self.epoch.complete = self.epoch.order.ended(self._round)
+        self.epoch.complete = self.epoch.order.ended(self._planned.round)
         return self.epoch.complete
 
     def awaited(self) -> str:
@@ -147,7 +138,7 @@ class OrderedMode(Mode):
                 f"the lengths of the bundles before position {epoch.start} of epoch "
                 f"{epoch.number}, which are run to be counted"
             )
-        position = min(self._portions.next_position(), self._next)
+        position = min(self._portions.next_position(), self._planned.next)
         return f"position {position} of epoch {epoch.number}: {self._slices.awaited()}"
 
     # -- the plan ------------------------------------------------------------------------------
@@ -159,7 +150,7 @@ class OrderedMode(Mode):
         if self._is_bounded:
             return self._outstanding() <= MAX_REQUESTS // 2
         return self._is_stale or (
-            self._holds_back and not self._portions.has_before(self.epoch.limit(self._next))
+            self._holds_back and not self._portions.has_before(self.epoch.limit(self._planned.next))
         )
 
     def _outstanding(self) -> int:
@@ -174,8 +165,8 @@ class OrderedMode(Mode):
             self._query()
             return
         order = self.epoch.order
-        while not order.ended(self._round):
-            rounds = order.known_until - self._round
+        while not order.ended(self._planned.round):
+            rounds = order.known_until - self._planned.round
             window = self._ahead.elements()
             if rounds <= 0:
                 break
@@ -189,91 +180,47 @@ class OrderedMode(Mode):
             wanted = self._ahead.rounds()
             if (
                 rounds < wanted // 2
-                and self._portions.has_before(self.epoch.limit(self._next))
+                and self._portions.has_before(self.epoch.limit(self._planned.next))
                 and order.length is None
             ):
                 self._holds_back = True  # more will be known soon
                 break
-            self._ask_for_rounds(self._round + min(rounds, wanted), window)
+            self._ask_for_rounds(self._planned.round + min(rounds, wanted), window)
         self._query()
 
     def _ask_for_rounds(self, last: int, most: int) -> None:
         """Ask for this consumer's elements of the rounds from the present one to `last`, but of
         fewer rounds, or a part of one, if these are more than `most`."""
-        first = self._before
-        planned = self._next - first
-        if planned:  # go on with the round
-            last = self._round + 1
-        places, indexes, mine = self._elements(last)
-        begin = int(np.searchsorted(mine, planned))
-        part = mine[begin : begin + most]
-        part = part[: _until_place(places[part], MAX_REQUESTS)]
-        end = len(places)
-        if begin + len(part) < len(mine):
-            if last > self._round + 1:
-                self._ask_for_rounds((self._round + 1 + last) // 2, most)
-                return
-            end = int(part[-1]) + 1
-        firsts = {place: self._planned(place) for place in _distinct(places[planned:end])}
-        for place in firsts:
+        part = self._planned.plan(last, most, MAX_REQUESTS)
+        for place, index in part.first_indexes.items():
             if not self._slices.has_home(place):
-                self._begun.setdefault(place, firsts[place])
-        self._next = first + end
-        if end < len(places):
-            self._warn_if_large(len(places))
-            self._partly |= _ends(places[planned:end], indexes[planned:end])
-        else:
-            self._round, self._before = last, self._next
-            self._partly.clear()
-            self._found = None
-        places, indexes = places[part], indexes[part]
-        for of_place in by_place(places):
-            place = int(places[of_place[0]])
+                self._begun.setdefault(place, index)
+        if part.round_elements is not None and not self._has_warned:
+            fitting = self._portions.fit(LARGE_ROUND_BYTES)
+            self._has_warned = _warn_if_large(part.round_elements, fitting, self.epoch)
+        for of_place in by_place(part.places):
+            place = int(part.places[of_place[0]])
             of_place = of_place[self._portions.use(place, len(of_place)) :]
-            for at in _parts(indexes[of_place], of_place):
+            for at in _parts(part.indexes[of_place], of_place):
                 request = Request(
-                    place, _runs(indexes[at]), firsts[place], first + int(part[at[0]])
+                    place,
+                    _runs(part.indexes[at]),
+                    part.first_indexes[place],
+                    int(part.offsets[at[0]]),
                 )
                 self._portions.expect(request)
                 self._slices.ask(request)
-        self._portions.plan(places, first + part)
-
-    def _warn_if_large(self, elements: int) -> None:
-        """Warn once of rounds of so many elements, if these are large."""
-        fitting = self._portions.fit(LARGE_ROUND_BYTES)
-        if self._has_warned or fitting is None or elements <= fitting:
-            return
-        if self.epoch.order.length is not None:
-            return
-        self._has_warned = True
-        log.warning(
-            "a round of this order (block_length=%d of each of cycle_length=%d bundles) has %d "
-            "elements, about %d MB, and workers hold a round in memory while the lengths of its "
-            "bundles are unknown: give a smaller block_length or cycle_length",
-            *(self._spec.block_length, self._spec.cycle_length, elements),
-            elements * (LARGE_ROUND_BYTES >> 20) // fitting,
-        )
-
-    def _elements(self, last: int) -> tuple[Ints, Ints, Ints]:
-        """The elements of the rounds from the present one to `last`: places, indexes, and which
-        are this consumer's."""
-        if self._found is None or self._found[0] != (self._round, last):
-            places, indexes = self.epoch.order.elements(self._round, last)
-            mine = self.epoch.deal.mine(self._before, len(places))
-            self._found = (self._round, last), (places, indexes, mine)
-        return self._found[1]
+        self._portions.plan(part.places, part.offsets)
 
     def _plan_anew(self) -> None:
         """Withdraw what was asked for, but for what was put together, and begin there again."""
         if (position := self._portions.withdraw()) is not None:
-            found = self.epoch.order.locate(position)
-            assert found is not None, "it was planned, so it is known"
-            (self._round, self._before), self._next = found, position
-            places, indexes, _ = self._elements(self._round + 1)
-            planned = position - self._before
-            self._partly = _ends(places[:planned], indexes[:planned])
+            round_of_position = self.epoch.order.locate(position)
+            assert round_of_position is not None, "it was planned, so it is known"
+            self._planned.go_to(*round_of_position, position)
             with self._slices.together():
-                self._withdraw()
+                self._slices.withdraw_all()
+                self._lengths.forget_queries()
             self._is_stale, self._is_full = True, False
 
     def _query(self) -> None:
@@ -282,33 +229,23 @@ class OrderedMode(Mode):
         was given. Those in front of the start are only counted: workers keep nothing of them.
         """
         order = self.epoch.order
-        here = self._round if self._located else order.known_until
+        here = self._planned.round if self._located else order.known_until
         opened, coming = order.opened(here, AHEAD)
         needed = (*opened, *coming, *self._portions.lacking())
         self._floor = min(needed, default=self._spec.bundles)
         is_young = self._located and self._ahead.is_young
         for place in opened:
             if self._located:
-                self._query_open(place)
+                self._lengths.query_rounds(place, self._planned.round, self._ahead.rounds())
             else:
-                self._lengths.query(place, self._planned(place))
+                self._lengths.query(place, self._planned.index_at(place))
         for place in () if is_young else coming:
             if self._located and self._lengths.at_least(place):
                 continue  # one element is enough: the bundle is open
             if not self._located or order.has_started(place, order.known_until):
-                self._lengths.query(place, self._planned(place))
+                self._lengths.query(place, self._planned.index_at(place))
             else:
                 self._lengths.query_ahead(place)
-
-    def _query_open(self, place: int) -> None:
-        """Ask for the length of a bundle that is read now, unless it has enough elements for the
-        next plan."""
-        block_length = self._spec.block_length
-        planned = self.epoch.order.index_at(place, self._round)
-        enough = planned + self._ahead.rounds() * block_length
-        if self._lengths.at_least(place) < enough:
-            # No further round is known without another block of each.
-            self._lengths.query(place, planned + block_length, enough)
 
     def _slice(self, request: Request) -> Slice:
         spec, number, place = self._spec, self.epoch.number, request.place
@@ -319,15 +256,15 @@ class OrderedMode(Mode):
             # This consumer needs none before. Others of its group may need those that follow, so a
             # worker begins a run here. The first time it is the same for all.
             lacking = self._portions.first_lacking(place)
-            first = self._planned(place) if lacking is None else lacking
+            first = self._planned.index_at(place) if lacking is None else lacking
             keep = min(first, self._begun.pop(place, first))
         position = number * (self.epoch.total or 0)
-        position += self._before if request.is_query else request.offset
+        position += self._planned.before if request.is_query else request.offset
         return Slice(
             bundle=number * spec.bundles + self.epoch.bundles[place],
             place=number * spec.bundles + place,
             runs=request.runs,
-            until=MAX_INDEX if counted else max(self._planned(place), request.until),
+            until=MAX_INDEX if counted else max(self._planned.index_at(place), request.until),
             enough=request.enough,
             known=MAX_INDEX if counted else request.known,
             keep=keep,
@@ -336,11 +273,6 @@ class OrderedMode(Mode):
             readers=self._ordered.num_consumers,
             position=UNNEEDED if request.is_ahead else position,
         )
-
-    def _planned(self, place: int) -> int:
-        """Elements of the place before this one were planned."""
-        found = self._partly.get(place)
-        return self.epoch.order.index_at(place, self._round) if found is None else found
 
     # -- what the dispatcher says --------------------------------------------------------------
 
@@ -403,9 +335,9 @@ class OrderedMode(Mode):
             request.is_query
             and self._located
             and not self._is_full
-            and order.has_started(request.place, self._round)
+            and order.has_started(request.place, self._planned.round)
         ):
-            self._query_open(request.place)
+            self._lengths.query_rounds(request.place, self._planned.round, self._ahead.rounds())
         if request.runs:
             raise self._lengths.mismatch(
                 request.place,
@@ -428,31 +360,26 @@ class OrderedMode(Mode):
         )
 
 
+def _warn_if_large(elements: int, fitting: int | None, epoch: OrderedEpoch) -> bool:
+    """Warn of a round of so many elements, if it is large: about `fitting` are not yet."""
+    if fitting is None or elements <= fitting or epoch.order.length is not None:
+        return False
+    log.warning(
+        "a round of this order (block_length=%d of each of cycle_length=%d bundles) has %d "
+        "elements, about %d MB, and workers hold a round in memory while the lengths of its "
+        "bundles are unknown: give a smaller block_length or cycle_length",
+        *(epoch.spec.block_length, epoch.spec.cycle_length, elements),
+        elements * (LARGE_ROUND_BYTES >> 20) // fitting,
+    )
+    return True
+
+
 def _parts(indexes: Ints, at: Ints) -> list[Ints]:
     """`at`, cut so that the indexes of each part have at most MAX_SLICE_RUNS runs."""
     if len(at) <= MAX_SLICE_RUNS:
         return [at] if len(at) else []
     firsts = np.flatnonzero(np.diff(indexes) != 1) + 1
     return np.split(at, firsts[MAX_SLICE_RUNS - 1 :: MAX_SLICE_RUNS])
-
-
-def _distinct(places: Ints) -> set[int]:
-    """These places, each once."""
-    changed = places[1:] != places[:-1]
-    return {*places[:1].tolist(), *places[1:][changed].tolist()}
-
-
-def _until_place(places: Ints, most: int) -> int:
-    """How many of these there are before the first one that would be the place number `most`."""
-    if len(places) <= most:
-        return len(places)
-    firsts = np.unique(places, return_index=True)[1]
-    return len(places) if len(firsts) <= most else int(np.partition(firsts, most)[most])
-
-
-def _ends(places: Ints, indexes: Ints) -> dict[int, int]:
-    """By place: the index behind the last one of these elements, which are in order."""
-    return dict(zip(places.tolist(), (indexes + 1).tolist(), strict=True))
 
 
 def _runs(indexes: Ints) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from ...journal.datasets import content_fingerprint
 from ...journal.proto import events_pb2 as ev
@@ -20,19 +20,19 @@ from ..pipelines.definitions import UNKNOWN_CARDINALITY, compresses, metadata_of
 from ..pipelines.tf_data.split_sources import require_splittable
 from ..proto import forebay_pb2 as pb
 from ..transport import has_local_workers
-from .batches import Layout, check_batch_size, in_whole_batches, laid_out
+from .batches import Layout, in_whole_batches, laid_out
 from .consumer import Consumer
 from .lockstep import must_stop
 from .open_iterations import Taker, stopping
 from .options import (
-    AT_LEAST_ONCE,
     DEFAULT_READ_OPTIONS,
-    CrossTrainerCache,
+    ReadArguments,
     ReadOptions,
     ShardingPolicy,
     TargetWorkers,
-    reading,
+    read_options,
     sharding_policy,
+    take_batches,
 )
 from .positions import GROUP
 from .progress import EpochIterator
@@ -99,7 +99,7 @@ class Reader:
         dataset_id: str,
         policy: ShardingPolicy,
         job_name: str | None,  # the job's whole name
-        how: ReadOptions = DEFAULT_READ_OPTIONS,
+        options: ReadOptions = DEFAULT_READ_OPTIONS,
         *,
         first_epoch: int = 1,
         expects_it: bool = True,
@@ -109,18 +109,18 @@ class Reader:
         `expects_it` logs a warning. A worker may run `credit_bytes` ahead of a consumer.
         Raises InvalidArgument for a cross-trainer cache without a job name.
         """
-        if how.cache is not None and not job_name:
+        if options.cache is not None and not job_name:
             raise InvalidArgument(
                 "Cross-trainer caching requires named jobs. Got empty `job_name`."
             )
         self.service = service
         self.dataset_id = dataset_id
         self.name = job_name or dataset_id
-        self._policy = policy if how.bundled is None else ShardingPolicy.OFF
+        self._policy = policy if options.bundled is None else ShardingPolicy.OFF
         self._job_name = job_name
-        self.how = replace(how, dynamic=self._policy == ShardingPolicy.DYNAMIC)
-        if not (self._is_static or how.num_consumers or how.cache or how.bundled):
-            self.how = replace(self.how, hands_back=True)
+        self.options = replace(options, dynamic=self._policy == ShardingPolicy.DYNAMIC)
+        if not (self._is_static or options.num_consumers or options.cache or options.bundled):
+            self.options = replace(self.options, hands_back=True)
         self._expected = first_epoch if expects_it else None  # None once it was joined
         self._epochs = itertools.count(first_epoch)  # from 1, as stock clients count
         self._not_joined: list[int] = []  # a heap of epochs whose iteration ended before joining
@@ -141,20 +141,20 @@ class Reader:
         self.epochs_over = dataset.epochs_over
         definition = dataset.definition
         elements = dataset.elements if dataset.HasField("elements") else None
-        if self.how.ordered is not None:
-            self.how.ordered.dataset = content_fingerprint(definition)
-            self.how.ordered.elements = elements
-        if dataset.colocated and self._is_static and self.how.targets == TargetWorkers.AUTO:
-            self.how = replace(self.how, targets=TargetWorkers.LOCAL)
+        if self.options.ordered is not None:
+            self.options.ordered.dataset = content_fingerprint(definition)
+            self.options.ordered.elements = elements
+        if dataset.colocated and self._is_static and self.options.targets == TargetWorkers.AUTO:
+            self.options = replace(self.options, targets=TargetWorkers.LOCAL)
         cardinality = self.cardinality = metadata_of(definition.metadata).cardinality
-        if self.how.cache is not None and cardinality >= 0:
+        if self.options.cache is not None and cardinality >= 0:
             raise InvalidArgument(
                 "Cross-trainer caching requires the input dataset to be infinite. Got input "
                 f"with cardinality {cardinality}"
             )
-        if self._policy == ShardingPolicy.DYNAMIC or self.how.bundled is not None:
+        if self._policy == ShardingPolicy.DYNAMIC or self.options.bundled is not None:
             require_splittable(definition.sources, definition.unsplittable)
-        if self.how.num_consumers is not None and cardinality >= 0:
+        if self.options.num_consumers is not None and cardinality >= 0:
             raise FailedPrecondition(
                 "Round robin reads require that the input dataset has infinite cardinality, "
                 f"but the dataset has cardinality {cardinality}. Consider adding a `.repeat()` "
@@ -182,7 +182,7 @@ class Reader:
                 self.dataset_id,
             )
             return
-        if self.how.targets == TargetWorkers.LOCAL and not has_local_workers():
+        if self.options.targets == TargetWorkers.LOCAL and not has_local_workers():
             what = f"Static sharding policy <{self._policy.name}> requires"
             raise InvalidArgument(
                 f"{what if self._is_static else 'Local reads require'} local tf.data workers, but "
@@ -197,12 +197,16 @@ class Reader:
             except _ToStop:
                 return
             consumer = Consumer(
-                dispatcher, joined, credit_bytes=self._credit_bytes, reading=self.how, taker=taker
+                dispatcher,
+                joined,
+                credit_bytes=self._credit_bytes,
+                options=self.options,
+                taker=taker,
             )
             if must_stop(taker) or (taker is not None and taker.is_left):
                 consumer.leave()
             blocks = consumer.blocks(nothing)
-            if (ordered := self.how.ordered) is not None and ordered.batch_size is not None:
+            if (ordered := self.options.ordered) is not None and ordered.batch_size is not None:
                 reading = consumer
                 blocks = in_whole_batches(blocks, ordered.batch_size, lambda: reading.is_over)
             yield from blocks
@@ -217,13 +221,13 @@ class Reader:
         self, dispatcher: DispatcherClient, nothing: Block | None, taker: Taker | None
     ) -> Generator[Block, None, pb.JoinIterationResponse]:
         """Joins the job's next epoch. If that fails, the next iteration reads this epoch."""
-        ordered = self.how.ordered
-        bundled = self.how.bundled
+        ordered = self.options.ordered
+        bundled = self.options.bundled
         # An ordered read has all its epochs in one iteration. Of a read at least once, each epoch
         # has its own order and random numbers, also without a name.
-        has_epochs = bool(self._job_name) or self.how.claimed is not None
+        has_epochs = bool(self._job_name) or self.options.claimed is not None
         epoch = self._next_epoch() if has_epochs and ordered is None else 0
-        if self.how.cache is not None and epoch > 1:
+        if self.options.cache is not None and epoch > 1:
             raise InvalidArgument(
                 "Cross-trainer caching requires infinite datasets and disallows multiple "
                 f"repetitions of the same dataset. Got repetition {epoch}"
@@ -232,16 +236,16 @@ class Reader:
             dataset_id=self.dataset_id,
             job_name=self._job_name or "",
             sharding=self._policy.name,
-            num_consumers=self.how.num_consumers,
-            target_workers=self.how.targets,
-            cross_trainer_cache=self.how.cache is not None,
+            num_consumers=self.options.num_consumers,
+            target_workers=self.options.targets,
+            cross_trainer_cache=self.options.cache is not None,
             order=None if bundled is None else bundled.spec,
             content="" if ordered is None else ordered.dataset,
             one_dataset=self._is_of_one_dataset(),
             within_bundles=bundled is not None and bundled.within_bundles,
         )
         member = None if ordered is None else ordered.member
-        index = None if self.how.num_consumers is None else self.how.consumer_index
+        index = None if self.options.num_consumers is None else self.options.consumer_index
 
         def ask(**how: Any) -> Generator[Block, None, pb.JoinIterationResponse]:
             request = pb.JoinIterationRequest(
@@ -314,7 +318,7 @@ class Reader:
             answer = yield from self._answered(dispatcher, ask, nothing, taker)
             definitions.append(answer.definition)
         mine, theirs = definitions
-        if self.how.ordered is not None and (
+        if self.options.ordered is not None and (
             content_fingerprint(mine) != content_fingerprint(theirs)
         ):
             raise FailedPrecondition(
@@ -373,12 +377,12 @@ def _dataset(
 
 
 def name_of_job(
-    dataset_id: str, job_name: str | None, how: ReadOptions = DEFAULT_READ_OPTIONS
+    dataset_id: str, job_name: str | None, options: ReadOptions = DEFAULT_READ_OPTIONS
 ) -> str | None:
     """The whole name of a job that readers of a dataset id share, as tf.data service's clients
     build it. A group that reads in order needs no job_name."""
-    if how.ordered is not None:
-        job_name = job_name or how.ordered.group_name
+    if options.ordered is not None:
+        job_name = job_name or options.ordered.group_name
     return f"dataset_id=/{dataset_id}/{job_name}" if job_name else None
 
 
@@ -430,9 +434,9 @@ class OrderedIterator(ElementIterator):
     """
 
     def __init__(self, reader: Reader) -> None:
-        assert reader.how.ordered is not None
-        super().__init__(reader, reader.how.ordered.batch_size)
-        self._ordered = reader.how.ordered
+        assert reader.options.ordered is not None
+        super().__init__(reader, reader.options.ordered.batch_size)
+        self._ordered = reader.options.ordered
 
     def __next__(self) -> Any:
         try:
@@ -470,18 +474,7 @@ def read(
     dataset_id: str,
     *,
     processing_mode: ShardingPolicy | str = ShardingPolicy.OFF,
-    job_name: str | None = None,
-    consumer_index: int | None = None,
-    num_consumers: int | None = None,
-    max_outstanding_requests: int | None = None,
-    data_transfer_protocol: str | None = None,
-    cross_trainer_cache: CrossTrainerCache | None = None,
-    target_workers: str = "AUTO",
-    initial_epoch: int = 0,
-    batch_size: int | None = None,
-    drop_remainder: bool = False,
-    ordered: bool = False,
-    **order: Any,
+    **options: Unpack[ReadArguments],
 ) -> ElementIterator:
     """Read one epoch of a registered dataset, without TensorFlow.
 
@@ -489,13 +482,11 @@ def read(
       service: "grpc://host:port", "host:port", a (protocol, address) pair, or several
         addresses, comma-separated.
       dataset_id: what `register_dataset` returned.
-      processing_mode: a `ShardingPolicy`, "parallel_epochs" or "distributed_epoch", as in
-        `from_dataset_id`.
+      processing_mode, consumer_index, num_consumers: as in `from_dataset_id`.
+      max_outstanding_requests, data_transfer_protocol: as in `from_dataset_id`.
+      cross_trainer_cache, target_workers: as in `from_dataset_id`.
       job_name: readers with the same name share one job. Each element goes to one of them, or
         with `cross_trainer_cache` to each trainer.
-      consumer_index, num_consumers: as in `from_dataset_id`.
-      max_outstanding_requests: as in `from_dataset_id`.
-      data_transfer_protocol, cross_trainer_cache, target_workers: as in `from_dataset_id`.
       initial_epoch: how many epochs of a named job are over. The next epoch is read, or the rest
         of it. By default the first epoch is read.
       batch_size: elements in a batch, which has one more dimension in front. By default elements
@@ -507,17 +498,17 @@ def read(
       ordered: read in one global order, dealt to the consumers in batches; an OrderedIterator.
         `consumer_index` and `num_consumers` say which batches are this consumer's: step s is the
         num_consumers batches of the order from s * num_consumers on.
-      **order: of a read in bundles, all optional. `delivery="at_least_once"`, not with `ordered`:
-        no element is missing. If a trainer dies, others get again what it received after its last
-        report; trainers report every second. It takes `seed`, `shuffle` and `bundle_splits`. The
-        default is "at_most_once".
-        `within_bundles=True` reads a dataset
-        whose nodes count elements (`skip`, `take`, `scan` …), each bundle by itself.
-        `ordered` takes all others, too. The order depends on these alone: `seed` (0), `shuffle`
-        (True: each epoch has its own permutation of the bundles), `cycle_length` (16) and
-        `block_length` (1), as of tf.data's `interleave`, and `bundle_splits` (by default the
-        dispatcher chooses). It begins at `start_position` (in elements, over all epochs), or at
-        `start_step` (in global batches).
+      delivery: "at_most_once", or "at_least_once", not with `ordered`: no element is missing. If a
+        trainer dies, others get again what it received after its last report; trainers report every
+        second. It takes `seed`, `shuffle`, `bundle_splits` and `within_bundles`.
+      seed, shuffle, cycle_length, block_length, bundle_splits: the order depends on these alone.
+        `seed` is 0 by default. `shuffle` is True: each epoch has its own permutation of the
+        bundles. `cycle_length` (16) and `block_length` (1) are those of tf.data's `interleave`. The
+        dispatcher chooses `bundle_splits`.
+      within_bundles: read a dataset whose nodes count elements (`skip`, `take`, `scan` …), each
+        bundle by itself.
+      start_position, start_step: where an ordered read begins, in elements over all epochs, or in
+        global batches.
 
     Returns an iterator of elements, which is a context manager too. Raises ValueError for invalid
     arguments, and NotFound for an unknown dataset or static sharding without a list of workers.
@@ -525,29 +516,13 @@ def read(
     workers.
     """
     policy = sharding_policy(processing_mode)
-    check_batch_size(batch_size)
+    batch_size, drop_remainder = take_batches(options)
     if batch_size is None and drop_remainder:
         raise InvalidArgument("drop_remainder=True is about batches: give batch_size, or leave it")
-    in_bundles = ordered or order.get("delivery") == AT_LEAST_ONCE  # which refuses it
-    if in_bundles and batch_size is not None:
-        order["batch_size"] = int(batch_size)
-        if drop_remainder:
-            order["drop_remainder"] = True
-    how = reading(
-        job_name=job_name,
-        consumer_index=consumer_index,
-        num_consumers=num_consumers,
-        max_outstanding_requests=max_outstanding_requests,
-        data_transfer_protocol=data_transfer_protocol,
-        cross_trainer_cache=cross_trainer_cache,
-        target_workers=target_workers,
-        policy=policy,
-        initial_epoch=initial_epoch,
-        ordered=ordered,
-        order=order,
-    )
-    name = name_of_job(dataset_id, job_name, how)
-    reader = Reader(service, dataset_id, policy, name, how, first_epoch=initial_epoch + 1)
-    if how.ordered is not None:
+    read_as = read_options(policy, **options)
+    name = name_of_job(dataset_id, options.get("job_name"), read_as)
+    first_epoch = options.get("initial_epoch", 0) + 1
+    reader = Reader(service, dataset_id, policy, name, read_as, first_epoch=first_epoch)
+    if read_as.ordered is not None:
         return OrderedIterator(reader)
     return ElementIterator(reader, batch_size, drop_remainder=drop_remainder)

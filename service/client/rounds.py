@@ -88,13 +88,13 @@ class RoundsMode(Mode):
 
     def __init__(
         self,
-        reading: ReadOptions,
+        options: ReadOptions,
         links: Links,
         handle_inbox: Callable[[], None],
         report_now: Callable[[], None],
     ) -> None:
         """`handle_inbox` handles all that has come, and `report_now` sends a heartbeat."""
-        self._reading = reading
+        self._options = options
         self._links = links
         self._handle_inbox = handle_inbox
         self._report_now = report_now
@@ -182,7 +182,7 @@ class RoundsMode(Mode):
                 pb.RoundReport(
                     current=self._round,
                     blocked=self._limit,
-                    consumer_index=self._reading.consumer_index,
+                    consumer_index=self._options.consumer_index,
                     held=[
                         pb.HeldTask(
                             task_id=task_id,
@@ -266,7 +266,7 @@ class RoundsMode(Mode):
         with self._step:
             task = self._tasks[task_id]
             number = task.received - task.starting_round
-        return Rounds(self._reading.consumer_index, self._reading.num_consumers or 1, number)
+        return Rounds(self._options.consumer_index, self._options.num_consumers or 1, number)
 
     def arrived(self, client: Client, key: Key, block: Block) -> None:
         task_id = key[0]
@@ -290,7 +290,7 @@ class RoundsMode(Mode):
         if isinstance(end, Superseded):
             raise FailedPrecondition(
                 f"another consumer of the same job reads with consumer_index="
-                f"{self._reading.consumer_index}: give each of them its own"
+                f"{self._options.consumer_index}: give each of them its own"
             )
         if isinstance(end, TaskUnknown):
             self._unknown.add(task_id)

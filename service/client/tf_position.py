@@ -9,6 +9,7 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from ..errors import FailedPrecondition, InvalidArgument
 from . import saved_states
+from .options import ReadArguments
 from .positions import OrderedRead
 
 
@@ -115,21 +116,20 @@ class KeepsPosition(Protocol):
         """It is a position in this read, which has begun, or has come to its epoch's end."""
 
 
-def taken_from(
-    order: dict[str, Any], *, add_position: bool
-) -> tuple[dict[str, Any], KeepsPosition | None]:
-    """The keyword arguments without an object as start_position, and this. Raises
+def take_position(arguments: ReadArguments, *, add_position: bool) -> KeepsPosition | None:
+    """Takes an object that is given as start_position out of the arguments. Raises
     InvalidArgument."""
-    position = order.get("start_position")
+    position = arguments.get("start_position")
     if not isinstance(position, KeepsPosition):
-        return order, None
+        return None
     if isinstance(position, OrderedPosition) and not add_position:
         raise InvalidArgument(
             "start_position is an OrderedPosition, which is assigned the positions that come with "
             "the elements: give add_position=True as well, or start_position=int(position)"
         )
-    if order.get("start_step") is not None:
+    if (start_step := arguments.get("start_step")) is not None:
         raise InvalidArgument(
-            f"start_position is an object, and start_step={order['start_step']!r}: give one of them"
+            f"start_position is an object, and start_step={start_step!r}: give one of them"
         )
-    return {**order, "start_position": 0}, position
+    arguments["start_position"] = 0
+    return position

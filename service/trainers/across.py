@@ -13,7 +13,7 @@ import numbers
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import tensorflow as tf
 
@@ -23,9 +23,11 @@ from ..client.api import from_dataset_id
 from ..client.options import (
     IN_LOCKSTEP,
     CrossTrainerCache,
+    OrderArguments,
     ShardingPolicy,
     check_job_name,
     refuse_at_least_once,
+    refuse_consumer,
 )
 from ..client.reader import name_of_job
 from ..client.registration import checked, definition_of, fingerprint_of, registered
@@ -59,11 +61,9 @@ def distribute_across(
     max_outstanding_requests: int | str | None = "AUTO",
     data_transfer_protocol: str | None = None,
     target_workers: str = "AUTO",
-    initial_epoch: int = 0,
     timeout_s: float | None = 600.0,
-    ordered: bool = False,
     add_position: bool = False,
-    **order: Any,
+    **options: Unpack[OrderArguments],
 ) -> Dataset:
     """A `tf.data.Dataset` of this task's elements of a dataset that all tasks of a cluster share.
 
@@ -103,11 +103,10 @@ def distribute_across(
       initial_epoch: how many epochs are over when all tasks resume from a checkpoint, as in Keras's
         `fit`. The rest of the next epoch comes first. Evaluators need none.
       timeout_s: how long to wait for the dispatcher and the chief, in seconds; None: for ever.
-      ordered: read in one global order, with the keyword arguments of `from_dataset_id`. The tasks
-        that train are its consumers. With `batch_size`, of a task's batch, `dataset_fn` does not
-        batch, and a training may go on with another number of tasks. An evaluator reads the same
-        order from its beginning.
-      add_position: as in `from_dataset_id`.
+      ordered: read in one global order, whose consumers are the tasks that train. With
+        `batch_size`, of a task's batch, `dataset_fn` does not batch, and a training may go on with
+        another number of tasks. An evaluator reads the same order from its beginning.
+      add_position, **options: as in `from_dataset_id`.
 
     Its auto-sharding is OFF, because the service distributes the elements. Under a
     `ParameterServerStrategy` only the chief calls this, for `create_per_worker_dataset`, which also
@@ -126,21 +125,22 @@ def distribute_across(
     _require_sense(dataset_fn, job_name, dataset_id, timeout_s)
     context, replicas = _cluster_of(context_or_strategy)
     _require_reader(context)
-    for said in ("consumer_index", "num_consumers"):
-        if said in order:
-            raise InvalidArgument(f"{said}={order[said]!r}: leave it out, the cluster says it")
+    refuse_consumer(options, "the cluster says it")
+    ordered, initial_epoch = options.get("ordered", False), options.get("initial_epoch", 0)
     if ordered and cross_trainer_cache:
         raise InvalidArgument("an ordered read does not go with cross_trainer_cache: leave it out")
     if context.trains and context.num_consumers > 1:
-        refuse_at_least_once(order.get("delivery"), IN_LOCKSTEP)
+        refuse_at_least_once(options.get("delivery"), IN_LOCKSTEP)
     if not context.trains:
-        order = {key: value for key, value in order.items() if not key.startswith("start_")}
+        options["initial_epoch"] = 0
+        options.pop("start_position", None)
+        options.pop("start_step", None)
     trial = context.trial or "1"
     name = job_name if cross_trainer_cache or not context.trial else f"{job_name}/trial={trial}"
     shared = job_name if context.trains else None  # an evaluator shares no iterations
     with DispatcherClient(service) as client:
         own = dataset_id and (dataset_id if name == job_name else f"{dataset_id}/trial={trial}")
-        remade = ordered and order.get("batch_size") is not None  # for any number of replicas
+        remade = ordered and options.get("batch_size") is not None  # for any number of replicas
         training = _Training(client, name, own, shared, replicas, timeout_s, remade)
         found = training.find()
         if found is not None:
@@ -174,18 +174,16 @@ def distribute_across(
         data_transfer_protocol=data_transfer_protocol,
         cross_trainer_cache=CrossTrainerCache(trial) if cross_trainer_cache else None,
         target_workers=target_workers,
-        initial_epoch=initial_epoch if context.trains else 0,
         consumer_index=context.rank if ordered and context.trains else None,
         num_consumers=context.num_consumers if ordered and context.trains else None,
-        ordered=ordered,
         add_position=add_position,
-        **order,
+        **options,
     )
     if shared:
         return dataset
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return dataset.with_options(options)
+    unsharded = tf.data.Options()
+    unsharded.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return dataset.with_options(unsharded)
 
 
 def _require_sense(dataset_fn: Any, job_name: Any, dataset_id: Any, timeout_s: Any) -> None:

@@ -18,15 +18,15 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator
 from collections.abc import Set as AbstractSet
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import numpy as np
 import numpy.typing as npt
 
-from ..client.batches import Layout, batched, check_batch_size, laid_out
+from ..client.batches import Layout, batched, laid_out
 from ..client.open_iterations import stopping
-from ..client.options import ShardingPolicy
+from ..client.options import ShardingPolicy, TrainingArguments, take_batches
 from ..client.progress import Blocks, EpochIterator, Progress, StaysFailed
 from ..client.reader import Reader
 from ..errors import InvalidArgument, Unavailable
@@ -76,13 +76,12 @@ class ServiceDataset(ReadsInOrder):
         buffered in it. "AUTO" is unbounded for one process or an infinite dataset. Otherwise it is
         two of the process's batches, or 16 elements if that is more, so that no process takes what
         others wait for.
-      data_transfer_protocol, target_workers: as in `read`.
       timeout_s: how long, in seconds, a process waits for the others to have their next batch.
-      ordered: read in one global order, as `read` does, which describes the keyword arguments that
-        come with it: seed, shuffle, cycle_length, block_length, bundle_splits, start_position and
-        start_step. The processes are its consumers, in the order of the rows that they hold, so
-        that a global batch has the next elements of the order. Then all processes take the same
-        steps by themselves, and "drop" leaves out only the last, smaller global batch.
+      ordered: read in one global order. The processes are its consumers, in the order of the rows
+        that they hold, so that a global batch has the next elements of the order. Then all
+        processes take the same steps by themselves, and "drop" leaves out only the last, smaller
+        global batch.
+      **options: as in `read`, but drop_remainder.
 
     In an ordered read, an iteration that was read to its end is followed by the next epoch, and one
     that was left early begins again where it began. `state_dict` has the position, and the next
@@ -110,47 +109,34 @@ class ServiceDataset(ReadsInOrder):
         service: Service,
         dataset_id: str,
         *,
-        batch_size: int | None = None,
         sharding: jax.sharding.Mesh | jax.sharding.NamedSharding | None = None,
         remainder: str | None = None,
         pad_value: Any = None,
         map: Callable[[Any], Any] | None = None,  # noqa: A002 - what tf.data and Grain call it
         prefetch: int = 1,
         processing_mode: ShardingPolicy | str = ShardingPolicy.DYNAMIC,
-        job_name: str | None = None,
-        initial_epoch: int = 0,
         max_outstanding_requests: int | str | None = "AUTO",
-        data_transfer_protocol: str | None = None,
-        target_workers: str = "AUTO",
         timeout_s: float = 600.0,
-        ordered: bool = False,
-        **order: Any,
+        **options: Unpack[TrainingArguments],
     ) -> None:
-        check_batch_size(batch_size)
+        if "drop_remainder" in options:
+            raise InvalidArgument('drop_remainder: it is remainder="drop" here')
+        batch_size, _ = take_batches(options)
         self._remainder = _remainder(remainder, batch_size, sharded=sharding is not None)
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
             raise InvalidArgument(f"prefetch={prefetch!r} must be a number of batches from 0 on")
         bound, automatic = bound_of(max_outstanding_requests)
         processes, rank, alone = _processes()
-        if "drop_remainder" in order:
-            raise InvalidArgument('drop_remainder: it is remainder="drop" here')
-        if ordered:
-            order["batch_size"] = None if batch_size is None else int(batch_size)
         job = open_job(
             service,
             dataset_id,
             processes,
             processing_mode=processing_mode,
-            job_name=job_name,
-            initial_epoch=initial_epoch,
             bound=bound,
-            data_transfer_protocol=data_transfer_protocol,
-            target_workers=target_workers,
             everything=sharding is None,
             alone=alone,
             rank=rank,
-            ordered=ordered,
-            order=order,
+            **options,
         )
         self._structure = job.structure
         local = sharding is None or map is not None  # the shapes of batches are this process's own
@@ -167,8 +153,9 @@ class ServiceDataset(ReadsInOrder):
             self._rows = self._places.rows
             if len(self._places.processes) > 1:
                 self._exchange = Exchange(job.name or "", self._places.processes, timeout_s)
-        self.ordered = ordered
-        if (read := job.how.ordered) is not None:
+        read = job.options.ordered
+        self.ordered = read is not None
+        if read is not None:
             read.drop_remainder = self._remainder == "drop"
             if self._places is not None:
                 read.consumer_index = self._places.index

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from ..client.options import (
     ReadOptions,
     ShardingPolicy,
-    check_job_name,
-    reading,
+    TrainingArguments,
+    read_options,
     refuse_at_least_once,
+    refuse_consumer,
+    require_known,
     sharding_policy,
 )
 from ..client.positions import OrderedRead, StartingPoint
@@ -38,7 +39,7 @@ class TrainingJob:
     dataset_id: str
     policy: ShardingPolicy
     name: str | None
-    how: ReadOptions
+    options: ReadOptions
     structure: str
     cardinality: int  # of the registered dataset, or the elements that are counted
     processes: int  # that train
@@ -50,23 +51,23 @@ class TrainingJob:
         epoch."""
         return Reader(
             self.service, self.dataset_id, self.policy, self.name,
-            replace(self.how, ordered=ordered), first_epoch=first_epoch, expects_it=False,
+            replace(self.options, ordered=ordered), first_epoch=first_epoch, expects_it=False,
         )  # fmt: skip
 
     def in_step(self, batch_size: int) -> TrainingJob:
         """The job with outstanding elements bounded to two batches, for processes that train in
         lockstep. A single process, an infinite dataset or an ordered read needs no bound."""
-        alone = self.processes == 1 or self.how.ordered is not None
+        alone = self.processes == 1 or self.options.ordered is not None
         if alone or self.cardinality == INFINITE_CARDINALITY:
             return self
         bound = max(IN_STEP_ELEMENTS, 2 * batch_size)
-        return replace(self, how=replace(self.how, max_elements=bound))
+        return replace(self, options=replace(self.options, max_elements=bound))
 
     def length(self, batch_size: int | None, *, drop_remainder: bool) -> int:
         """Elements or batches of an epoch. Raises TypeError if the registered cardinality is
         unknown, or others may read a part. Of an ordered read, which must know the lengths of all
         bundles, as those of files are, or once an epoch is over."""
-        if (ordered := self.how.ordered) is not None:
+        if (ordered := self.options.ordered) is not None:
             if (length := ordered.length()) is None:
                 raise TypeError(
                     f"dataset {self.dataset_id} has no len() yet: an ordered read knows how many "
@@ -233,21 +234,17 @@ def open_job(
     processes: int,
     *,
     processing_mode: ShardingPolicy | str,
-    job_name: str | None,
-    initial_epoch: int,
     bound: int | None,
-    data_transfer_protocol: str | None,
-    target_workers: str,
     unnamed: str | None = None,
     everything: bool = True,
     alone: bool = False,
     rank: int = 0,
-    ordered: bool = False,
-    order: Mapping[str, Any] = MappingProxyType({}),
+    **arguments: Unpack[TrainingArguments],
 ) -> TrainingJob:
     """Opens the job in one of `processes` processes; asks the dispatcher for the dataset.
 
-    With `ordered`, the process is consumer `rank` of them, and `order` says how to read.
+    In an ordered read, the process is consumer `rank` of them. At most `bound` elements are on
+    their way to the process or buffered in it.
 
     `unnamed` is the name of a job without one; by default each epoch is a job of its own. With
     `everything`, several processes may read all elements each, under OFF without a job name.
@@ -255,31 +252,25 @@ def open_job(
     Raises InvalidArgument, FailedPrecondition if more epochs of the job are over than
     `initial_epoch`, and what Reader.definition raises.
     """
-    check_job_name(job_name)
+    refuse_consumer(arguments, "as the process's rank says it")
+    require_known(arguments, TrainingArguments)
     policy = sharding_policy(processing_mode)
     if alone:
-        processes, rank, job_name, initial_epoch = 1, 0, None, 0
-        order = {key: value for key, value in order.items() if not key.startswith("start_")}
-    for given in ("consumer_index", "num_consumers"):
-        if given in order:
-            raise InvalidArgument(
-                f"{given}={order[given]!r}: leave it out, as the process's rank says it"
-            )
+        processes, rank = 1, 0
+        for argument in ("job_name", "initial_epoch", "start_position", "start_step"):
+            arguments.pop(argument, None)  # type: ignore[misc]
+    job_name, initial_epoch = arguments.get("job_name"), arguments.get("initial_epoch", 0)
+    ordered = arguments.get("ordered", False)
     refuse_at_least_once(
-        order.get("delivery"),
+        arguments.get("delivery"),
         "batches are put together ahead of the trainer, and would count as given",
     )
-    how = reading(
-        job_name=job_name,
+    read_as = read_options(
+        policy,
         max_outstanding_requests=bound,
-        data_transfer_protocol=data_transfer_protocol,
-        target_workers=target_workers,
         consumer_index=rank if ordered else None,
         num_consumers=processes if ordered else None,
-        policy=policy,
-        initial_epoch=initial_epoch,
-        ordered=ordered,
-        order=order,
+        **arguments,
     )
     if ordered:
         unnamed = None  # a process alone has a job for each iteration, and a group a name
@@ -288,14 +279,14 @@ def open_job(
             f"{processes} processes train, and without a job_name each would read everything: "
             "give all of them the same job_name, whose elements they share"
         )
-    name = name_of_job(dataset_id, job_name or unnamed, how)
-    asked = Reader(service, dataset_id, policy, name, how)
+    name = name_of_job(dataset_id, job_name or unnamed, read_as)
+    asked = Reader(service, dataset_id, policy, name, read_as)
     definition = asked.definition()
     if not ordered:
         require_next(job_name, asked.epochs_over, initial_epoch)
     structure = structure_of(dataset_id, definition)
     return TrainingJob(
-        service, dataset_id, policy, name, asked.how, structure, asked.cardinality, processes,
+        service, dataset_id, policy, name, asked.options, structure, asked.cardinality, processes,
         initial_epoch,
     )  # fmt: skip
 

@@ -14,15 +14,15 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ..blocks import Component, Rows, Strings
-from ..client.batches import Layout, check_batch_size, laid_out
-from ..client.options import ShardingPolicy
+from ..client.batches import Layout, laid_out
+from ..client.options import ShardingPolicy, TrainingArguments, take_batches
 from ..client.positions import OrderedRead, StartingPoint
 from ..client.progress import EpochIterator
 from ..client.saved_states import opened, sealed
@@ -64,14 +64,12 @@ class ServiceDataset(ReadsInOrder, IterableDataset):  # type: ignore[misc]
       max_outstanding_requests: the maximum number of elements on their way to each reading process
         or buffered in it. "AUTO" is unbounded for one rank or an infinite dataset. Otherwise it is
         two batches, or 16 elements if that is more, so that no rank takes what others wait for.
-      data_transfer_protocol, target_workers: as in `read`.
       device: where the tensors shall be, such as "cuda"; by default in ordinary memory. Copies to a
         GPU run while it computes, from pinned memory if the worker is on this host; the current
         stream waits for them. Strings stay where they are. A DataLoader needs `num_workers=0`.
-      ordered: read in one global order, as `read` does, which describes the keyword arguments that
-        come with it: seed, shuffle, cycle_length, block_length, bundle_splits, start_position and
-        start_step. The ranks are its consumers. With it, drop_remainder leaves out the last,
-        smaller global batch.
+      ordered: read in one global order, whose consumers are the ranks. With it, drop_remainder
+        leaves out the last, smaller global batch.
+      **options: as in `read`.
 
     In an ordered read, an iteration that was read to its end is followed by the next epoch, and one
     that was left early begins again where it began. `state_dict` has the position, and the next
@@ -108,26 +106,16 @@ class ServiceDataset(ReadsInOrder, IterableDataset):  # type: ignore[misc]
         dataset_id: str,
         *,
         processing_mode: ShardingPolicy | str = ShardingPolicy.DYNAMIC,
-        job_name: str | None = None,
-        batch_size: int | None = None,
-        drop_remainder: bool = False,
         pad_value: Any = None,
         rank: int | None = None,
         world_size: int | None = None,
-        initial_epoch: int = 0,
         max_outstanding_requests: int | str | None = "AUTO",
-        data_transfer_protocol: str | None = None,
-        target_workers: str = "AUTO",
         device: torch.device | str | int | None = None,
-        ordered: bool = False,
-        **order: Any,
+        **options: Unpack[TrainingArguments],
     ) -> None:
         super().__init__()
         self.device = device_of(device)
-        check_batch_size(batch_size)
-        if ordered:
-            size = None if batch_size is None else int(batch_size)
-            order |= {"batch_size": size, "drop_remainder": drop_remainder}
+        self.batch_size, self.drop_remainder = take_batches(options)
         self.rank, self.world_size, alone = _place(rank, world_size)
         bound, automatic = bound_of(max_outstanding_requests)
         job = open_job(
@@ -135,28 +123,23 @@ class ServiceDataset(ReadsInOrder, IterableDataset):  # type: ignore[misc]
             dataset_id,
             self.world_size,
             processing_mode=processing_mode,
-            job_name=job_name,
-            initial_epoch=initial_epoch,
             bound=bound,
-            data_transfer_protocol=data_transfer_protocol,
-            target_workers=target_workers,
             unnamed=f"torch/{uuid.uuid4().hex}",  # the workers of a DataLoader share it
             alone=alone,
             rank=self.rank,
-            ordered=ordered,
-            order=order,
+            **options,
         )
-        job = job.in_step(batch_size or 1) if automatic else job
+        job = job.in_step(self.batch_size or 1) if automatic else job
         if self.device is not None and self.device.type == "cuda":
-            job = replace(job, how=replace(job.how, map_memory=MapRegistered(self.device)))
+            job = replace(job, options=replace(job.options, map_memory=MapRegistered(self.device)))
         self._job = job
-        self.batch_size, self.drop_remainder = batch_size, drop_remainder
         self._pad_value = pad_value
         self._layout()  # raises for a pad_value that does not fit
         self._common = SharedLoaderState(job.epochs_over)
         self._copied = False
-        self.ordered = ordered
-        if (read := job.how.ordered) is not None:
+        read = job.options.ordered
+        self.ordered = read is not None
+        if read is not None:
             self._begin_at(read)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -51,8 +51,8 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextlib.contextmanager
 def consuming(**how: Any) -> Iterator[Consumer]:
     joined = pb.JoinIterationResponse(consumer_id=1)
-    reading = ReadOptions(**how)
-    consumer = Consumer(Dispatcher(), joined, credit_bytes=1, reading=reading)  # type: ignore[arg-type]
+    options = ReadOptions(**how)
+    consumer = Consumer(Dispatcher(), joined, credit_bytes=1, options=options)  # type: ignore[arg-type]
     try:
         yield consumer
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -120,66 +121,42 @@ def claiming() -> Iterator[list[Claiming]]:
         each.mode.final_reports(1, 0)
 
 
-def test_all_of_a_bundle_is_asked_for_and_given_in_order(claiming: list[Claiming]) -> None:
-    reading = Claiming([100], [30])
-    claiming.append(reading)
-    while len(reading.got) < 70:
-        reading.take()
-        for asked in reading.asked:
-            assert asked[2].alone
-            reading.give(*asked)
-    assert reading.got == [(0, i) for i in range(30, 100)]
-
-
-def test_a_worker_dies_after_its_bundle_was_given(claiming: list[Claiming]) -> None:
-    """Requests behind the bundle's end are not repeated at the other worker."""
-    length = 31  # of slices of 1, 2, 4, 8 and 16 elements; the next ones lie behind
-    reading = Claiming([length])
-    claiming.append(reading)
-    while len(reading.got) < length:
-        reading.take()
-        for asked in reading.asked:
-            if asked[2].runs[0] < length:
-                reading.give(*asked)
-    behind, last = reading.asked
-    reading.give(*behind)
-    gone = last[0]
-    reading.list_tasks(*(task for task in TASKS if task != gone))
-    assert not [asked for asked in reading.asked if asked[0] != gone]
-
-
-def test_a_worker_that_dies_has_its_slices_asked_of_another(claiming: list[Claiming]) -> None:
-    reading = Claiming([100])
-    claiming.append(reading)
-    reading.take()
-    (first,) = reading.asked
-    reading.give(*first)
-    gone = first[0]
-    del reading.workers[gone - 4]
-    reading.list_tasks(*(task for task in TASKS if task != gone))
-    while len(reading.got) < 100:
-        reading.take()
-        for asked in reading.asked:
-            reading.give(*asked)
-    assert reading.got == [(0, i) for i in range(100)]
-
-
-def test_a_worker_that_dies_between_a_slices_last_block_and_its_end(
-    claiming: list[Claiming],
+@pytest.mark.parametrize("seed", range(20))
+def test_whichever_worker_dies_all_behind_the_cursors_is_given_once_and_in_order(
+    claiming: list[Claiming], seed: int
 ) -> None:
-    reading = Claiming([100])
+    """Also one that dies between a slice's last block and its end; nothing that lies behind a
+    bundle's known end is asked of the other one."""
+    draw = random.Random(seed)
+    lengths = [draw.randint(1, 100) for _ in range(draw.randint(1, 4))]
+    cursors = [draw.randint(0, length) for length in lengths]
+    reading = Claiming(lengths, cursors)
     claiming.append(reading)
-    reading.take()
-    (first,) = reading.asked
-    reading.give(*first, ends=False)
-    gone = first[0]
-    reading.list_tasks(*(task for task in TASKS if task != gone))
-    while len(reading.got) < 100:
-        reading.take()
-        for asked in reading.asked:
-            if asked[0] != gone:
-                reading.give(*asked)
-    assert reading.got == [(0, i) for i in range(100)]
+    tasks, ended = [*TASKS], set[int]()
+    give_up_s = time.monotonic() + WAIT_S
+    while len(reading.got) < sum(lengths) - sum(cursors):
+        assert time.monotonic() < give_up_s
+        while reading.take():
+            pass
+        if not (asked := reading.asked):
+            time.sleep(0.001)  # the claimer asks for more
+            continue
+        task, number, order = draw.choice(asked)
+        assert order.alone
+        dies = len(tasks) > 1 and draw.random() < 0.1
+        reading.give(task, number, order, ends=not dies)
+        if sum(order.runs) > lengths[order.bundle] and not dies:
+            ended.add(order.bundle)
+        if dies:
+            tasks.remove(task)
+            asked_before = [(task, number) for task, number, _ in reading.asked]
+            reading.list_tasks(*tasks)
+            for other, new, again in reading.asked:
+                assert other in tasks
+                is_behind = again.bundle in ended and again.runs[0] > lengths[again.bundle]
+                assert (other, new) in asked_before or not is_behind
+    for bundle, (cursor, length) in enumerate(zip(cursors, lengths, strict=True)):
+        assert [i for b, i in reading.got if b == bundle] == [*range(cursor, length)]
 
 
 def test_an_incomplete_run_does_not_shorten_a_bundle(claiming: list[Claiming]) -> None:
@@ -199,23 +176,6 @@ def test_a_bundle_that_ends_before_its_cursor_is_refused(claiming: list[Claiming
     (task, number, order) = reading.asked[0]
     with pytest.raises(FailedPrecondition, match="at least 50 elements, and has 40 now"):
         reading.mode.end((task, number), EndOfSlice(order.bundle, 40, True))
-
-
-def test_the_final_report_counts_given_elements(claiming: list[Claiming]) -> None:
-    reading = Claiming([100])
-    while (taken := reading.mode.take()) is None or taken[0].count < 16:
-        if taken is not None:
-            reading.mode.used(taken[0])
-        for asked in reading.asked:
-            reading.give(*asked)
-    start = taken[0].index
-    reading.closed.set()
-    ((words, _),) = reading.mode.final_reports(1, 5)
-    assert isinstance(words, pb.ClaimBundlesRequest)
-    assert ([*words.places], [*words.cursors]) == ([0], [start + 11])
-    assert (len(words.done), words.most) == (0, 0)
-    reading.mode.used(taken[0])
-    assert reading.mode.take() is None, "what is here is for others"
 
 
 def test_reports_have_the_cursor_within_a_block(claiming: list[Claiming]) -> None:
@@ -242,6 +202,13 @@ def test_reports_have_the_cursor_within_a_block(claiming: list[Claiming]) -> Non
     reading.taker.left = lambda: 5
     reading.taker.begun = blocks + 1
     assert reported(start + 10), "the trainer works on the next one"
+    reading.closed.set()
+    ((words, _),) = reading.mode.final_reports(1, 5)
+    assert isinstance(words, pb.ClaimBundlesRequest)
+    assert ([*words.places], [*words.cursors]) == ([0], [start + 11])
+    assert (len(words.done), words.most) == (0, 0)
+    reading.mode.used(taken[0])
+    assert reading.mode.take() is None, "what is here is for others"
 
 
 @pytest.mark.parametrize(("looks", "asks_another"), [([60.0], False), ([0.0, *range(1, 12)], True)])

@@ -11,7 +11,7 @@ from forebay.service.blocks import Block
 from forebay.service.client import links, reader, tf_elements
 from forebay.service.client.block_sources import BlockSource
 from forebay.service.client.consumer import Consumer
-from forebay.service.client.options import ReadOptions, ShardingPolicy, TargetWorkers, reading
+from forebay.service.client.options import ReadOptions, ShardingPolicy, TargetWorkers, read_options
 from forebay.service.delivery import EndOfTask
 from forebay.service.proto import forebay_pb2 as pb
 
@@ -32,9 +32,9 @@ def test_the_end_with_workers_of_other_trainers(
     """If all share splits, our workers may get what others lost."""
     monkeypatch.setattr(links, "BlockClient", Client)
     monkeypatch.setattr(Client, "all", {}, raising=False)
-    reading = ReadOptions(targets=TargetWorkers.AUTO, dynamic=dynamic)
+    options = ReadOptions(targets=TargetWorkers.AUTO, dynamic=dynamic)
     joined = pb.JoinIterationResponse(consumer_id=1)
-    consumer = Consumer(Dispatcher(), joined, credit_bytes=1, reading=reading)  # type: ignore[arg-type]
+    consumer = Consumer(Dispatcher(), joined, credit_bytes=1, options=options)  # type: ignore[arg-type]
     try:
         consumer.mode.update(pb.ConsumerHeartbeatResponse(tasks=[task(1), task(2, "colocated")]))
         consumer.mode.end((1, 0), EndOfTask())
@@ -137,11 +137,11 @@ def test_which_workers_target_workers_means(
     monkeypatch.setattr(reader, "fetch_dataset", lambda *_: registered)
     monkeypatch.setattr(links.Links, "is_local", lambda _, uid: uid - 10 in OWN)
     for policy in ShardingPolicy:
-        how = reading(target_workers=targets, policy=policy)
-        one = reader.Reader("a:1", "dataset", policy, None, how)
+        options = read_options(policy, target_workers=targets)
+        one = reader.Reader("a:1", "dataset", policy, None, options)
         one.definition()
         joined = pb.JoinIterationResponse(consumer_id=1)
-        consumer = Consumer(Dispatcher(), joined, credit_bytes=1, reading=one.how)  # type: ignore[arg-type]
+        consumer = Consumer(Dispatcher(), joined, credit_bytes=1, options=one.options)  # type: ignore[arg-type]
         found = {number for number, each in enumerate(tasks) if consumer.mode._is_for_us(each)}  # type: ignore[attr-defined]
         consumer.close()
         is_static = policy not in (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from forebay import service
 from forebay.service.blocks import Block
 from forebay.service.client import reader
-from forebay.service.client.options import ShardingPolicy, reading
+from forebay.service.client.options import ShardingPolicy, read_options
 from forebay.service.client.reader import Reader
 
 from ..stock import DispatcherProcess
@@ -25,7 +25,7 @@ the patience."""
 
 def joined(target: str, dataset_id: str) -> Generator[Block, None, None]:
     """An ordered read that has joined its group."""
-    how = reading(ordered=True, consumer_index=0, num_consumers=2)
+    how = read_options(ordered=True, consumer_index=0, num_consumers=2)
     assert how.ordered is not None
     blocks = Reader(target, dataset_id, ShardingPolicy.OFF, "job", how).iterate(NOTHING)
     while how.ordered.epoch is None:

@@ -35,7 +35,7 @@ def consumer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Consumer]:
     monkeypatch.setattr(links, "BlockClient", Client)
     monkeypatch.setattr(Client, "all", {}, raising=False)
     joined = pb.JoinIterationResponse(consumer_id=1)
-    made = Consumer(Dispatcher(), joined, credit_bytes=1, reading=ReadOptions())  # type: ignore[arg-type]
+    made = Consumer(Dispatcher(), joined, credit_bytes=1, options=ReadOptions())  # type: ignore[arg-type]
     yield made
     made.close()
 

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from forebay.service.blocks import Block
 from forebay.service.client import reader as reader_module
 from forebay.service.client.open_iterations import stopping
-from forebay.service.client.options import CrossTrainerCache, ShardingPolicy, reading
+from forebay.service.client.options import CrossTrainerCache, ShardingPolicy, read_options
 from forebay.service.client.progress import EpochIterator
 from forebay.service.client.reader import Reader
 from forebay.service.client.tf_elements import NOTHING
@@ -77,7 +77,7 @@ def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
 
 
 def named(cache: CrossTrainerCache | None = None) -> Reader:
-    how = reading(job_name="job", cross_trainer_cache=cache, target_workers="ANY")
+    how = read_options(job_name="job", cross_trainer_cache=cache, target_workers="ANY")
     return Reader("127.0.0.1:1", "dataset", ShardingPolicy.OFF, "job", how)
 
 

@@ -24,9 +24,9 @@ NOTHING = Block(0, ())
 def consumer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Consumer]:
     monkeypatch.setattr(links, "BlockClient", Client)
     monkeypatch.setattr(Client, "all", {}, raising=False)
-    reading = ReadOptions(consumer_index=0, num_consumers=2)
+    options = ReadOptions(consumer_index=0, num_consumers=2)
     joined = pb.JoinIterationResponse(consumer_id=1)
-    consumer = Consumer(Dispatcher(), joined, credit_bytes=1, reading=reading)  # type: ignore[arg-type]
+    consumer = Consumer(Dispatcher(), joined, credit_bytes=1, options=options)  # type: ignore[arg-type]
     yield consumer
     consumer.close()
 

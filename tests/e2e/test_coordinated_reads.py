@@ -113,7 +113,7 @@ def rounds_of(number: int) -> list[RoundsMode]:
 
 
 def _consumers(mode: RoundsMode) -> int | None:
-    return mode._reading.num_consumers
+    return mode._options.num_consumers
 
 
 def all_have_heard_of_a_loss(number: int) -> bool:

@@ -499,7 +499,8 @@ def ends_when_nothing_is_here() -> AbstractContextManager[None]:
     ended = OrderedMode.has_ended
 
     def ends(self: OrderedMode) -> bool:
-        idle = self._round > 0 and not self._portions.is_waiting and not self._portions._ready
+        portions = self._portions
+        idle = self._planned.round > 0 and not portions.is_waiting and not portions._ready
         return ended(self) or idle
 
     return replaced(OrderedMode, has_ended=ends)

@@ -51,15 +51,15 @@ def test_processes_in_lockstep_prefetch_a_bounded_number_of_elements(
     target: str,
 ) -> None:
     ends, endless = tf.data.Dataset.range(10), tf.data.Dataset.range(10).repeat()
-    assert opened(target, ends, 2).in_step(4).how.max_elements == IN_STEP_ELEMENTS
-    assert opened(target, ends, 2).in_step(40).how.max_elements == 80
-    assert opened(target, ends, 1).in_step(40).how.max_elements is None
-    assert opened(target, endless, 2).in_step(40).how.max_elements is None
-    assert opened(target, ends, 2, bound=3).how.max_elements == 3
+    assert opened(target, ends, 2).in_step(4).options.max_elements == IN_STEP_ELEMENTS
+    assert opened(target, ends, 2).in_step(40).options.max_elements == 80
+    assert opened(target, ends, 1).in_step(40).options.max_elements is None
+    assert opened(target, endless, 2).in_step(40).options.max_elements is None
+    assert opened(target, ends, 2, bound=3).options.max_elements == 3
 
 
 def test_frameworks_that_prefetch_refuse_to_read_at_least_once(target: str) -> None:
-    once = {"order": {"delivery": "at_least_once"}}
+    once = {"delivery": "at_least_once"}
     for processes in (1, 2):
         with pytest.raises(InvalidArgument, match="batches are put together ahead"):
             opened(target, tf.data.Dataset.range(10), processes, **once)
@@ -87,7 +87,7 @@ def test_files_have_a_length_before_their_first_epoch(target: str, tmp_path: pat
     lengths = {}
     for rank in range(2):
         how = DEFAULTS | {"job_name": None, "ordered": True, "rank": rank}
-        job = open_job(target, dataset_id, 2, **how, order={"batch_size": 4})
+        job = open_job(target, dataset_id, 2, **how, batch_size=4)
         lengths[rank] = job.length(None, drop_remainder=False)
     assert lengths == {0: 2, 1: 1}
 

@@ -14,7 +14,7 @@ import pytest
 
 from forebay.service import block_limits
 from forebay.service.blocks import Block, Component
-from forebay.service.client.options import reading
+from forebay.service.client.options import read_options
 from forebay.service.delivery import End, FirstComeOutput, TaskFailed
 from forebay.service.errors import InvalidArgument
 from forebay.service.structure import assemble
@@ -106,13 +106,13 @@ def test_a_limit_beyond_all_elements_is_none(limit: int) -> None:
 @pytest.mark.parametrize(("limit", "most"), [(None, None), (-1, None), (3, 3), (np.int64(3), 3)])
 def test_a_limit_may_be_left_to_the_service(limit: int | None, most: int | None) -> None:
     """As tf.data service's client does by default, with tf.data.AUTOTUNE, which is -1."""
-    assert reading(max_outstanding_requests=limit).max_elements == most
+    assert read_options(max_outstanding_requests=limit).max_elements == most
 
 
 @pytest.mark.parametrize("limit", [0, -2, 2.5, "3"])
 def test_a_limit_is_a_positive_integer(limit: object) -> None:
     with pytest.raises(InvalidArgument, match="must be a positive integer"):
-        reading(max_outstanding_requests=limit)  # type: ignore[arg-type]
+        read_options(max_outstanding_requests=limit)  # type: ignore[arg-type]
 
 
 def test_a_block_that_no_consumer_would_take_is_refused_at_once() -> None:
