@@ -10,7 +10,7 @@ from ..order import Ints
 from .positions import OrderedEpoch
 
 
-class Part(NamedTuple):
+class PlannedPart(NamedTuple):
     """Elements that a plan has added, all of one consumer."""
 
     places: Ints
@@ -45,7 +45,7 @@ class PlannedRounds:
         partly = self._partly.get(place)
         return self._epoch.order.index_at(place, self.round) if partly is None else partly
 
-    def plan(self, last: int, most: int, most_places: int) -> Part:
+    def plan(self, last: int, most: int, most_places: int) -> PlannedPart:
         """Plan the rounds from the present one to `last`, but fewer rounds, or a part of one, if
         these have more than `most` of this consumer's elements, or in more than `most_places`."""
         before = self.before
@@ -70,7 +70,7 @@ class PlannedRounds:
             self._dealt = None
         else:
             self._partly |= _ends(places[planned:end], indexes[planned:end])
-        return Part(
+        return PlannedPart(
             places[part], indexes[part], before + part, first_indexes,
             None if is_whole else len(places),
         )  # fmt: skip

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block, Component
+from forebay.service.client.consumer import Consumer
+from forebay.service.client.options import ReadOptions
 from forebay.service.errors import Unavailable
+from forebay.service.proto import forebay_pb2 as pb
 
 
 class Dispatcher:
@@ -69,3 +74,32 @@ class Client:
     def close(self, _: float = 0.0) -> bool:
         self.closed = True
         return True
+
+
+def task(task_id: int, worker_uid: int | None = None, **info: Any) -> pb.TaskInfo:
+    """A task as the dispatcher lists it. By default its worker's uid is its id and 10."""
+    return pb.TaskInfo(
+        task_id=task_id,
+        worker_uid=10 + task_id if worker_uid is None else worker_uid,
+        worker_address=f"h:{task_id}",
+        transfer_servers=[ev.TransferServer(protocol="tcp", address="h:1")],
+        **info,
+    )
+
+
+def news(*task_ids: int, **info: Any) -> pb.ConsumerHeartbeatResponse:
+    """The dispatcher lists these tasks."""
+    return pb.ConsumerHeartbeatResponse(tasks=[task(i, **info) for i in task_ids])
+
+
+@contextlib.contextmanager
+def consuming(**options: Any) -> Iterator[Consumer]:
+    """A consumer that has joined, and is closed at the end. The test has the fixture `connections`
+    or its own."""
+    dispatcher: Any = Dispatcher()
+    joined = pb.JoinIterationResponse(consumer_id=1)
+    consumer = Consumer(dispatcher, joined, credit_bytes=1, options=ReadOptions(**options))
+    try:
+        yield consumer
+    finally:
+        consumer.close()

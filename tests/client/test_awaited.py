@@ -2,61 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block
 from forebay.service.client import heartbeats as clients_heartbeats
-from forebay.service.client import links, waits
-from forebay.service.client.consumer import Consumer
+from forebay.service.client import waits
 from forebay.service.client.heartbeats import Heartbeats
-from forebay.service.client.options import ReadOptions
 from forebay.service.client.waits import WaitLog
 from forebay.service.delivery import EndOfTask
 from forebay.service.errors import Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.transport import ConnectionRefused
 
-from .connections import Client, Dispatcher
+from .connections import Client, consuming, news
 
 NEWS = pb.ConsumerHeartbeatResponse
 
-
-def tasks(*numbers: int, **info: Any) -> pb.ConsumerHeartbeatResponse:
-    served = [ev.TransferServer(protocol="tcp", address="h:1")]
-    return NEWS(
-        tasks=[
-            pb.TaskInfo(
-                task_id=i, worker_uid=10 + i, worker_address=f"h:{i}", transfer_servers=served,
-                **info,
-            )
-            for i in numbers
-        ]
-    )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "BlockClient", Client)
-    monkeypatch.setattr(Client, "all", {}, raising=False)
-
-
-@contextlib.contextmanager
-def consuming(**how: Any) -> Iterator[Consumer]:
-    joined = pb.JoinIterationResponse(consumer_id=1)
-    options = ReadOptions(**how)
-    consumer = Consumer(Dispatcher(), joined, credit_bytes=1, options=options)  # type: ignore[arg-type]
-    try:
-        yield consumer
-    finally:
-        consumer.close()
+pytestmark = pytest.mark.usefixtures("connections")
 
 
 class TestWaiting:
@@ -80,8 +47,8 @@ class TestWaiting:
             "",
             "no element for 120 s: waiting for a worker",
         ]
-        silent = "; and the dispatcher has not answered for 33 s"
-        assert caplog.messages[1:] == [f"no element for 60 s: waiting for a worker{silent}"]
+        silent = "the dispatcher has not answered for 33 s"
+        assert caplog.messages[1:] == [f"no element for 60 s: {silent}; waiting for a worker"]
 
     def test_a_consumer_logs_what_it_waits_for(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -93,7 +60,7 @@ class TestWaiting:
             assert caplog.messages == []
             next(blocks)
             assert "no element for 1 s: waiting for a worker" in caplog.messages[0]
-            consumer.mode.update(tasks(1))
+            consumer.mode.update(news(1))
             Client.all[11].send(1, 5)
             while not next(blocks).count:
                 pass
@@ -103,7 +70,7 @@ class TestWaiting:
 
     def test_the_warning_names_tasks_and_their_workers(self) -> None:
         with consuming() as consumer:
-            consumer.mode.update(tasks(1, 2))
+            consumer.mode.update(news(1, 2))
             silent, refusing = Client.all[11], Client.all[12]
             silent.silence, refusing.silence = (False, 7), (True, 8)
             assert consumer.mode.awaited() == (
@@ -112,7 +79,7 @@ class TestWaiting:
                 "nothing was heard of it for 8 s"
             )
             consumer.mode.held_by_others(1)
-            consumer.mode.update(tasks(1))
+            consumer.mode.update(news(1))
             assert consumer.mode.awaited() == (
                 "task 2 of worker h:2, given up by the dispatcher, which refuses "
                 "connections (tcp h:1); "
@@ -125,7 +92,7 @@ class TestWaiting:
 
     def test_the_warning_names_workers_that_are_not_eligible(self) -> None:
         with consuming() as consumer:
-            consumer.mode.update(tasks(1, 2, worker_tags=["COLOCATED"]))
+            consumer.mode.update(news(1, 2, worker_tags=["COLOCATED"]))
             assert consumer.mode.awaited() == (
                 "a worker to read from: with target_workers=AUTO, those that have tasks are not: "
                 "h:1, h:2"
@@ -134,19 +101,19 @@ class TestWaiting:
     def test_the_warning_of_a_coordinated_read(self) -> None:
         with consuming(consumer_index=0, num_consumers=2) as consumer:
             assert consumer.mode.awaited() == "a worker: none has a task of the epoch"
-            consumer.mode.heard(tasks(1, 2, starting_round=3))
+            consumer.mode.heard(news(1, 2, starting_round=3))
             assert consumer.mode.awaited().endswith("the other consumers may not have come: task 1")
-            consumer.mode.update(tasks(1, 2, starting_round=3))
+            consumer.mode.update(news(1, 2, starting_round=3))
             Client.all[11].silence = (False, 7)
             assert consumer.mode.awaited() == (
                 "round 3, for which the other consumers may not have come: task 1 of worker h:1, "
                 "which sends nothing; nothing was heard of it for 7 s"
             )
-            consumer.mode.heard(tasks(1, 2, starting_round=3, lost=9))
+            consumer.mode.heard(news(1, 2, starting_round=3, lost=9))
             assert "the others' word on task 1" in consumer.mode.awaited()
-            news = tasks(1, 2, starting_round=3)
-            news.block_round = 3
-            consumer.mode.heard(news)
+            held_up = news(1, 2, starting_round=3)
+            held_up.block_round = 3
+            consumer.mode.heard(held_up)
             assert consumer.mode.awaited() == "the other consumers, before round 3"
 
     def test_a_wait_is_for_the_network_only_while_workers_live(
@@ -154,7 +121,7 @@ class TestWaiting:
     ) -> None:
         monkeypatch.setattr(Heartbeats, "say_now", lambda _: None)
         with consuming() as consumer:
-            consumer.mode.update(tasks(1, 2))
+            consumer.mode.update(news(1, 2))
             assert consumer._awaits() == "workers"
             Client.all[11].connected = Client.all[12].connected = False
             assert consumer._awaits() == "network"
@@ -172,8 +139,8 @@ class TestWaiting:
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         with consuming(consumer_index=0, num_consumers=2) as consumer:
-            consumer.mode.heard(tasks(1))
-            consumer.mode.update(tasks(1))
+            consumer.mode.heard(news(1))
+            consumer.mode.update(news(1))
             Client.all[11].send(1, 5, 6)
             consumer.handle_inbox()  # which is here from now on, and not taken
             consumer._wait_log.warn(1.0, str, 0.0)
@@ -186,7 +153,7 @@ def test_close_remembers_tasks_whose_handback_did_not_arrive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with consuming(hands_back=True) as consumer:
-        consumer.mode.update(tasks(1, 2))
+        consumer.mode.update(news(1, 2))
         monkeypatch.setattr(Client.all[12], "close", lambda _: False)
         consumer.close()
         assert consumer.not_handed_back == [2]

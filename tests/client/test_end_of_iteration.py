@@ -6,37 +6,23 @@ from collections.abc import Iterator
 
 import pytest
 
-from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block
 from forebay.service.client import links, reader, tf_elements
 from forebay.service.client.block_sources import BlockSource
 from forebay.service.client.consumer import Consumer
-from forebay.service.client.options import ReadOptions, ShardingPolicy, TargetWorkers, read_options
+from forebay.service.client.options import ShardingPolicy, TargetWorkers, read_options
 from forebay.service.delivery import EndOfTask
 from forebay.service.proto import forebay_pb2 as pb
 
-from .connections import Client, Dispatcher
-
-
-def task(task_id: int, *tags: str) -> pb.TaskInfo:
-    served = [ev.TransferServer(protocol="tcp", address="h:1")]
-    return pb.TaskInfo(
-        task_id=task_id, worker_uid=10 + task_id, transfer_servers=served, worker_tags=tags,
-    )  # fmt: skip
+from .connections import Client, Dispatcher, consuming, task
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_the_end_with_workers_of_other_trainers(
-    monkeypatch: pytest.MonkeyPatch, dynamic: bool
-) -> None:
+def test_the_end_with_workers_of_other_trainers(connections: None, dynamic: bool) -> None:
     """If all share splits, our workers may get what others lost."""
-    monkeypatch.setattr(links, "BlockClient", Client)
-    monkeypatch.setattr(Client, "all", {}, raising=False)
-    options = ReadOptions(targets=TargetWorkers.AUTO, dynamic=dynamic)
-    joined = pb.JoinIterationResponse(consumer_id=1)
-    consumer = Consumer(Dispatcher(), joined, credit_bytes=1, options=options)  # type: ignore[arg-type]
-    try:
-        consumer.mode.update(pb.ConsumerHeartbeatResponse(tasks=[task(1), task(2, "colocated")]))
+    others = task(2, worker_tags=["colocated"])
+    with consuming(targets=TargetWorkers.AUTO, dynamic=dynamic) as consumer:
+        consumer.mode.update(pb.ConsumerHeartbeatResponse(tasks=[task(1), others]))
         consumer.mode.end((1, 0), EndOfTask())
         assert consumer.mode.has_ended() == (not dynamic)
         if dynamic:
@@ -46,35 +32,21 @@ def test_the_end_with_workers_of_other_trainers(
             assert not consumer.mode.has_ended() and Client.all[13].reads == [3]
             consumer.mode.end((3, 0), EndOfTask())
             assert consumer.mode.has_ended()
-    finally:
-        consumer.close()
 
 
-def test_news_that_waits_behind_the_last_end_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "BlockClient", Client)
-    monkeypatch.setattr(Client, "all", {}, raising=False)
-    mine, other, new = task(1), task(2, "colocated"), task(3)
-    joined = pb.JoinIterationResponse(consumer_id=1)
-    consumer = Consumer(Dispatcher(), joined, credit_bytes=1)  # type: ignore[arg-type]
-    try:
+def test_news_that_waits_behind_the_last_end_is_heard(connections: None) -> None:
+    mine, other, new = task(1), task(2, worker_tags=["colocated"]), task(3)
+    with consuming() as consumer:
         consumer.mode.update(pb.ConsumerHeartbeatResponse(tasks=[mine, other]))
         Client.all[11].deliver(1, 0, EndOfTask())
         consumer._hear(pb.ConsumerHeartbeatResponse(tasks=[mine, other, new]))
         nothing = Block(0, ())
         assert next(consumer.blocks(nothing), None) is nothing, "there is more to come"
         assert Client.all[13].reads == [3]
-    finally:
-        consumer.close()
 
 
-def test_a_received_block_is_given_after_its_worker_was_given_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(links, "BlockClient", Client)
-    monkeypatch.setattr(Client, "all", {}, raising=False)
-    joined = pb.JoinIterationResponse(consumer_id=1)
-    consumer = Consumer(Dispatcher(), joined, credit_bytes=1)  # type: ignore[arg-type]
-    try:
+def test_a_received_block_is_given_after_its_worker_was_given_up(connections: None) -> None:
+    with consuming() as consumer:
         consumer.mode.update(pb.ConsumerHeartbeatResponse(tasks=[task(1)]))
         consumer.mode.update(pb.ConsumerHeartbeatResponse(finished=True))  # it is given up
         worker = Client.all[11]
@@ -85,8 +57,6 @@ def test_a_received_block_is_given_after_its_worker_was_given_up(
         worker.silence = (True, 1000.0)
         assert [block.count for block in consumer.blocks()] == [1]
         assert worker.stopped == [1]
-    finally:
-        consumer.close()
 
 
 def test_an_open_iteration_goes_silently_at_the_interpreter_s_end(
@@ -129,9 +99,9 @@ def test_which_workers_target_workers_means(
     """As with tf.data service, measured with a local and three remote workers of either kind."""
     tasks = [
         task(HERE),
-        task(TAGGED_HERE, "COLOCATED"),
+        task(TAGGED_HERE, worker_tags=["COLOCATED"]),
         task(THERE),
-        task(TAGGED_THERE, "Colocated"),
+        task(TAGGED_THERE, worker_tags=["Colocated"]),
     ]
     registered = pb.GetDatasetResponse(colocated=mode == "COLOCATED")
     monkeypatch.setattr(reader, "fetch_dataset", lambda *_: registered)

@@ -8,36 +8,22 @@ from typing import Any
 
 import pytest
 
-from forebay.journal.proto import events_pb2 as ev
-from forebay.service.client import links
 from forebay.service.client.consumer import Consumer
 from forebay.service.client.links import Links
 from forebay.service.client.open_iterations import close_between_steps
-from forebay.service.client.options import ReadOptions
 from forebay.service.delivery import EndOfTask
 from forebay.service.errors import InvalidArgument
 from forebay.service.proto import forebay_pb2 as pb
 
-from .connections import Client, Dispatcher
+from .connections import Client, consuming, news
 
 TIMEOUT_S = 60
 
 
-def news(*task_ids: int) -> pb.ConsumerHeartbeatResponse:
-    served = [ev.TransferServer(protocol="tcp", address="h:1")]
-    return pb.ConsumerHeartbeatResponse(
-        tasks=[pb.TaskInfo(task_id=i, worker_uid=10 + i, transfer_servers=served) for i in task_ids]
-    )
-
-
 @pytest.fixture
-def consumer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Consumer]:
-    monkeypatch.setattr(links, "BlockClient", Client)
-    monkeypatch.setattr(Client, "all", {}, raising=False)
-    joined = pb.JoinIterationResponse(consumer_id=1)
-    made = Consumer(Dispatcher(), joined, credit_bytes=1, options=ReadOptions())  # type: ignore[arg-type]
-    yield made
-    made.close()
+def consumer(connections: None) -> Iterator[Consumer]:
+    with consuming() as made:
+        yield made
 
 
 def in_thread(call: Any) -> threading.Thread:

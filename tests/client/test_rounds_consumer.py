@@ -7,28 +7,20 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block
-from forebay.service.client import links
 from forebay.service.client.consumer import Consumer
-from forebay.service.client.options import ReadOptions
 from forebay.service.errors import Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 
-from .connections import Client, Dispatcher
+from .connections import Client, consuming, task
 
 NOTHING = Block(0, ())
 
 
 @pytest.fixture
-def consumer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Consumer]:
-    monkeypatch.setattr(links, "BlockClient", Client)
-    monkeypatch.setattr(Client, "all", {}, raising=False)
-    options = ReadOptions(consumer_index=0, num_consumers=2)
-    joined = pb.JoinIterationResponse(consumer_id=1)
-    consumer = Consumer(Dispatcher(), joined, credit_bytes=1, options=options)  # type: ignore[arg-type]
-    yield consumer
-    consumer.close()
+def consumer(connections: None) -> Iterator[Consumer]:
+    with consuming(consumer_index=0, num_consumers=2) as made:
+        yield made
 
 
 def says(
@@ -39,22 +31,8 @@ def says(
     block: int | None = None,
 ) -> pb.ConsumerHeartbeatResponse:
     """News that list tasks with their workers, and say which of the workers are lost."""
-    served = [ev.TransferServer(protocol="tcp", address="h:1")]
-    tasks = [
-        pb.TaskInfo(
-            task_id=task_id,
-            worker_uid=uid,
-            transfer_servers=served,
-            lost=uid if task_id in lost else 0,
-        )
-        for task_id, uid in workers.items()
-    ]
+    tasks = [task(i, uid, lost=uid if i in lost else 0) for i, uid in workers.items()]
     return pb.ConsumerHeartbeatResponse(tasks=tasks, removed=removed, block_round=block)
-
-
-def hear(consumer: Consumer, response: pb.ConsumerHeartbeatResponse) -> None:
-    """Pass the response on as the heartbeat thread does."""
-    consumer._hear(response)
 
 
 def numbers(block: Block) -> list[int]:
@@ -63,7 +41,7 @@ def numbers(block: Block) -> list[int]:
 
 
 def test_a_consumer_that_never_waits_keeps_no_taken_elements(consumer: Consumer) -> None:
-    hear(consumer, says({1: 11}))
+    consumer._hear(says({1: 11}))
     blocks = consumer.blocks(NOTHING)
     consumer.handle_inbox()
     for number in range(50):
@@ -73,12 +51,12 @@ def test_a_consumer_that_never_waits_keeps_no_taken_elements(consumer: Consumer)
 
 
 def test_a_consumer_that_never_waits_handles_news(consumer: Consumer) -> None:
-    hear(consumer, says({1: 11}))
+    consumer._hear(says({1: 11}))
     consumer.handle_inbox()
     blocks = consumer.blocks(NOTHING)
     Client.all[11].send(1, 0)
     assert numbers(next(blocks)) == [0]
-    hear(consumer, says({1: 11, 2: 12}))
+    consumer._hear(says({1: 11, 2: 12}))
     Client.all[11].send(1, 1)
     assert numbers(next(blocks)) == [1]
     assert Client.all[12].reads == [2]
@@ -90,13 +68,13 @@ def test_a_consumer_that_never_waits_handles_news(consumer: Consumer) -> None:
 
 def test_a_paused_consumer_survives_changes_of_workers(consumer: Consumer) -> None:
     """The heartbeats went on meanwhile."""
-    hear(consumer, says({1: 11}))
+    consumer._hear(says({1: 11}))
     consumer.handle_inbox()
-    hear(consumer, says({1: 11}, block=5))
-    hear(consumer, says({1: 11, 2: 12}))
-    hear(consumer, says({1: 11, 2: 12, 3: 13}))
-    hear(consumer, says({1: 11, 2: 12, 3: 13}, lost=(1, 3)))
-    hear(consumer, says({2: 12}, removed={1: 0, 3: 0}))
+    consumer._hear(says({1: 11}, block=5))
+    consumer._hear(says({1: 11, 2: 12}))
+    consumer._hear(says({1: 11, 2: 12, 3: 13}))
+    consumer._hear(says({1: 11, 2: 12, 3: 13}, lost=(1, 3)))
+    consumer._hear(says({2: 12}, removed={1: 0, 3: 0}))
     Client.all[11].send(1, 0)
     consumer.handle_inbox()
     Client.all[12].send(2, 7)
@@ -106,13 +84,13 @@ def test_a_paused_consumer_survives_changes_of_workers(consumer: Consumer) -> No
 
 
 def test_a_removed_task_is_read_up_to_its_last_round(consumer: Consumer) -> None:
-    hear(consumer, says({1: 11, 2: 12}))
+    consumer._hear(says({1: 11, 2: 12}))
     consumer.handle_inbox()
     Client.all[11].send(1, 0)
     Client.all[11].send(1, 2, 4)
     Client.all[11].send(1, 6)
-    hear(consumer, says({1: 11, 2: 12}, lost=(1,)))
-    hear(consumer, says({2: 12}, removed={1: 2}))
+    consumer._hear(says({1: 11, 2: 12}, lost=(1,)))
+    consumer._hear(says({2: 12}, removed={1: 2}))
     blocks = consumer.blocks(NOTHING)
     Client.all[12].send(2, 1, 3, 5)
     assert numbers(next(blocks)) == [0, 1, 2, 3, 5]
@@ -126,13 +104,13 @@ def test_a_removed_task_leaves_the_credit_to_the_next_one_of_its_worker(
     consumer: Consumer,
 ) -> None:
     """Its elements come in turn with the next task's, for which there would be no credit."""
-    hear(consumer, says({1: 11, 2: 12}))
+    consumer._hear(says({1: 11, 2: 12}))
     consumer.handle_inbox()
     Client.all[11].send(1, 0)
     Client.all[11].send(1, 2)
     Client.all[12].send(2, 1)
-    hear(consumer, says({1: 11, 2: 12}, lost=(1,)))
-    hear(consumer, says({2: 12, 3: 11}, removed={1: 2}))
+    consumer._hear(says({1: 11, 2: 12}, lost=(1,)))
+    consumer._hear(says({2: 12, 3: 11}, removed={1: 2}))
     blocks = consumer.blocks(NOTHING)
     assert numbers(next(blocks)) == [0, 1]
     assert next(blocks) is NOTHING

@@ -119,21 +119,6 @@ def test_the_largest_state(begun: bool) -> None:
     assert len(description_of(largest)) < MAX_BYTES
 
 
-def test_each_other_character_is_noticed() -> None:
-    text = json.dumps(STATE)
-    for at, was in enumerate(text):
-        for other in string.digits + 'ax"-,. {]':
-            if other == was:
-                continue
-            try:
-                edited = json.loads(text[:at] + other + text[at + 1 :])
-            except ValueError:
-                continue
-            if edited != STATE:
-                with pytest.raises(InvalidArgument):
-                    loaded(edited)
-
-
 def test_random_edits_are_noticed() -> None:
     rng = random.Random(1)
     text = json.dumps(STATE)
@@ -167,27 +152,18 @@ for _ in range(100_000):
     ("edits", "says"),
     [
         ({"position": 5}, "edited or damaged.*start_position= or start_step="),
-        ({"position": 4.0}, "edited or damaged"),
         ({"position": "4"}, "edited or damaged"),
-        ({"position": None}, "edited or damaged"),
         ({"step": True}, "edited or damaged"),
-        ({"start_step": 2}, "edited or damaged"),
         ({"more": 1}, "edited or damaged"),
         ({1: 1}, "no state"),
         ({"order": [0, 1, 16, 1, 0, 1]}, "edited or damaged"),
-        ({"order": {}}, "edited or damaged"),
-        ({"dataset": "0123456789abcdee"}, "edited or damaged"),
         ({"crc32": None}, "its checksum is None"),
-        ({"crc32": 0}, "edited or damaged"),
         ({"crc32": STATE["crc32"].upper() + " "}, "edited or damaged"),
         ({"position": 10**6_000}, "no state"),
         ({"crc32": 10**6_000}, "cannot be written"),
         ({"forebay": 10**6_000}, "version a value of type int that"),
         ({"forebay": 3}, "of version 3, and this is version 2: read it with the Forebay that"),
-        ({"forebay": "1"}, "of version '1'"),
-        ({"forebay": 1.0}, "of version 1.0"),
         ({"forebay": True}, "of version True"),
-        ({"forebay": None}, "of version None"),
         ({"forebay": np.arange(2)}, "of version array"),
         ({"position": np.int64(4)}, "no state"),
         ({"position": {4}}, "no state"),
