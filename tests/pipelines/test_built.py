@@ -25,7 +25,6 @@ from forebay.service.pipelines.kinds.graphs import of_function
 from forebay.service.pipelines.python import runs
 from forebay.service.pipelines.python.pipeline import PythonPipeline
 from forebay.service.pipelines.tf_data.source_walk import NotSplittable
-from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import python_pb2
 
 from ..standbys import wait_until
@@ -56,14 +55,9 @@ from .test_split_compositions import Cluster, counted, in_process
 Dataset = Any
 
 
-def registered(build: Callable[[], Any]) -> pb.RegisterDatasetRequest:
-    """What is sent of a function that builds a dataset."""
-    return of_function(build)
-
-
 def pipeline_built_by(build: Callable[[], Any]) -> PythonPipeline:
     """As a worker has it."""
-    request = registered(build)
+    request = of_function(build)
     return PythonPipeline(request.python, request.sources, request.structure, where="w:1")
 
 
@@ -221,7 +215,7 @@ def test_what_cannot_be_divided_is_registered_with_the_reason() -> None:
             lambda: iter(range(9)), output_signature=tf.TensorSpec([], tf.int64)
         )
 
-    request = registered(generated)
+    request = of_function(generated)
     assert [source.count for source in request.sources] == [1]  # as in tf.data service
     assert list(python_pb2.PythonDataset.FromString(request.python).sources) == list(
         request.sources
@@ -230,7 +224,7 @@ def test_what_cannot_be_divided_is_registered_with_the_reason() -> None:
     assert processes_of(python, request.python, PythonRules(processes=4)) == 1
     of_splits = python_pb2.PythonDataset(splits=b"some").SerializeToString()
     assert processes_of(python, of_splits, PythonRules(processes=4)) == 4
-    request = registered(lambda: tf.data.Dataset.range(9).snapshot("nowhere"))
+    request = of_function(lambda: tf.data.Dataset.range(9).snapshot("nowhere"))
     assert "Splitting is not implemented for snapshot datasets" in request.unsplittable
     assert not request.sources
 
@@ -276,7 +270,7 @@ def test_the_function_is_called_once_in_a_process() -> None:
     assert epochs[0][0] == 1
     assert epochs[1:] == epochs[:1] * 2
     given = Ranges([SplitRange(0, 2, 0)])
-    given.sources = registered(built).sources
+    given.sources = of_function(built).sources
     assert numbers(pipeline.run(given).blocks()) == epochs[0]
     pipeline.close()
 
@@ -420,8 +414,8 @@ class TestBundles:
             dataset = by_python(lambda x: x, tf.data.Dataset.range(9))
             return dataset.filter(lambda x: tf.timestamp() > 0).take(3)
 
-        request = registered(clocked)
-        assert registered(clocked).python == request.python
+        request = of_function(clocked)
+        assert of_function(clocked).python == request.python
         definition = ev.DatasetDefinition(python_function=ev.PythonFunction())
         with pytest.raises(NotSplittable, match=r"TakeDataset.*first elements of each part"):
             doubts_of(definition, request.python, ordered=True)
@@ -434,7 +428,7 @@ class TestBundles:
             return by_python(lambda x: x, tf.data.Dataset.range(9)).repeat(2)
 
         with pytest.raises(NotSplittable, match=r"RepeatDataset.*Repeat where you read") as raised:
-            doubts_of(definition, registered(repeated).python, ordered=True)
+            doubts_of(definition, of_function(repeated).python, ordered=True)
         pipeline = pipeline_built_by(repeated)  # as if an older version had registered it
         with pytest.raises(PipelineError) as refused:
             list(pipeline.bundle(SplitRange(0, 9, 0), number=0, seed=SEED).blocks())

@@ -31,7 +31,6 @@ from .. import forks
 from .pipelines import Dataset, OneSource, count, slices, steps, untuned, wait_for_steps
 
 made: list[weakref.ref[RunTrace]] = []
-made_of_bundles: list[weakref.ref[BundleTrace]] = []
 
 
 @pytest.fixture(autouse=True)
@@ -43,16 +42,9 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> Traces:
             made.append(weakref.ref(self))
             super().__init__(*arguments)
 
-    class CountedOfBundles(BundleTrace):
-        def __init__(self, *arguments: Any) -> None:
-            made_of_bundles.append(weakref.ref(self))
-            super().__init__(*arguments)
-
     made.clear()
-    made_of_bundles.clear()
     kept = Traces(most_with_drivers=0)
     monkeypatch.setattr(tf_data, "RunTrace", Counted)
-    monkeypatch.setattr(tf_data, "BundleTrace", CountedOfBundles)
     monkeypatch.setattr(tf_data, "TRACES", kept)
     return kept
 
