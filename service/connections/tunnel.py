@@ -209,7 +209,8 @@ def _write(chunks: Iterator[bytes], sock: socket.socket) -> None:
                 except OSError:  # the reader has gone; the other side notices it soon
                     continue
         except grpc.RpcError as error:
-            _log.debug("a tunnel through gRPC ended: %s", error.details())  # its reader says so
+            why = getattr(error, "details", lambda: "its call is over")()  # a server's has none
+            _log.debug("a tunnel through gRPC ended: %s", why)  # its reader says so
         finally:
             _shut(sock)
 
