@@ -156,7 +156,8 @@ class _OfJob:
             "problem", self._subject,
             f"{some} {'say' if len(gone) > 1 else 'says'} nothing any more: killed, stopped or cut "
             f"off, without leaving{', at least since this dispatcher leads' if is_old else ''}",
-            f"see its process{at}; who says nothing is given up"
+            f"see its process{at}, and the dispatcher's log for calls that it refuses; who says "
+            "nothing is given up"
             f"{after(self._status.get('client_timeout_s'))}{' of its lead' if is_old else ''}",
             since_s=longest["silent_s"],
         )  # fmt: skip

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import socket
+import traceback
 import typing
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from contextvars import ContextVar
@@ -24,11 +26,14 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from ..address_forms import in_brackets, is_wildcard
+from ..complaints import Complaints
 from ..errors import AddressInUse, ForebayError, InvalidArgument, Unauthenticated, status_of
 from .admission import Admission, Identity
 from .credentials import Credentials, own_credentials
 from .proxies import proxy_options
 from .requests import MAX_DATASET_BYTES, MAX_REQUEST_BYTES, PIECE_BYTES, RequestReceiver
+
+log = logging.getLogger(__name__)
 
 Method = tuple[Callable[..., Any], type[Message], type[Message]]
 """The function that answers a request, the request's class, and the answer's class."""
@@ -361,23 +366,32 @@ def generic_handler(
     `of_datasets` names the methods whose requests carry a dataset. A ForebayError becomes the
     call's status.
     """
-    receiver = RequestReceiver()
+    receiver, complaints = RequestReceiver(), Complaints(log)
 
     def handler(name: str, function: Callable[..., Any], kind: type[Message]) -> Any:
         most = receiver.most_of_one if name in of_datasets else MAX_REQUEST_BYTES
+
+        async def served(context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+            peer = admit(name, context)
+            async with receiver.request(context, peer, most) as received:
+                async with receiver.parsing(peer):
+                    request = await parse(kind, received.pop())
+                answered: Message = await function(request)
+                return answered.SerializeToString()
 
         async def answer(_: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
             _call.set(context)
             _caller.set(None)
             try:
-                peer = admit(name, context)
-                async with receiver.request(context, peer, most) as received:
-                    async with receiver.parsing(peer):
-                        request = await parse(kind, received.pop())
-                    answered: Message = await function(request)
-                    return answered.SerializeToString()
+                return await served(context)
             except ForebayError as error:
-                await context.abort(grpc.StatusCode[status_of(error)], str(error))
+                refusal = grpc.StatusCode[status_of(error)], str(error)
+                _free_frames(error)
+            except Exception as error:  # noqa: BLE001 - a bug: the caller alone has the error
+                complaints.warn("%s failed", name, kind=name, level=logging.ERROR, exc_info=error)
+                refusal = grpc.StatusCode.UNKNOWN, f"Unexpected {type(error).__name__}: {error}"
+                _free_frames(error)
+            return await context.abort(*refusal)  # which raises
 
         return grpc.stream_unary_rpc_method_handler(answer)
 
@@ -385,6 +399,16 @@ def generic_handler(
         service,
         {name: handler(name, function, kind) for name, (function, kind, _) in methods.items()},
     )
+
+
+def _free_frames(error: BaseException) -> None:
+    """Free what the frames of an error hold, such as the request: errors and frames refer to each
+    other, and would keep it until the garbage collector comes."""
+    seen: BaseException | None = error
+    while seen is not None:
+        traceback.clear_frames(seen.__traceback__)
+        seen.__traceback__ = None
+        seen = seen.__cause__ or seen.__context__
 
 
 def refusing_handler(

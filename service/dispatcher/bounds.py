@@ -7,7 +7,6 @@ the log and the status have no huge names, and sums of numbers fit the journal's
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import json
 import re
@@ -15,10 +14,11 @@ from typing import Any, NamedTuple
 
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.descriptor import FieldDescriptor as Field
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from ..connections.grpc_server import parsed
 from ..errors import InvalidArgument
+from ..pipelines.definitions import metadata_of, python_dataset_of
 from ..proto.forebay_pb2 import RegisterDatasetRequest
 from ..proto.python_pb2 import PythonDataset
 
@@ -111,7 +111,8 @@ _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')  # of JSON
 
 
 def check_dataset(request: RegisterDatasetRequest) -> None:
-    """Check a request's structure, and its Python dataset. Raises InvalidArgument."""
+    """Check what is parsed of a request later: here and by readers. Raises InvalidArgument."""
+    metadata_of(request.metadata)
     if request.structure:
         try:
             is_one = isinstance(json.loads(request.structure), dict)
@@ -128,8 +129,7 @@ def check_dataset(request: RegisterDatasetRequest) -> None:
             )
     if request.python:
         _count_parts(PythonDataset.DESCRIPTOR, request.python)
-        with contextlib.suppress(DecodeError):  # workers say so
-            check(PythonDataset.FromString(request.python))
+        check(python_dataset_of(request.python))
 
 
 async def parse(kind: type[Message], data: bytes | bytearray) -> Message:

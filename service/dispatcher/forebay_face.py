@@ -45,7 +45,7 @@ from ..core.state import (
 )
 from ..core.status import encoded_datasets, encoded_status
 from ..core.workers import require_own
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, cut_error
 from ..pipelines import definitions
 from ..pipelines.definitions import (
     compresses,
@@ -512,7 +512,7 @@ class ForebayFace:
         await self._dispatcher.execute(
             c.LeaveIteration(
                 consumer_id=request.consumer_id,
-                reason=READ_FAILED + request.error if request.error else GOODBYE,
+                reason=READ_FAILED + cut_error(request.error) if request.error else GOODBYE,
                 position=request.position if request.HasField("position") else None,
             )
         )

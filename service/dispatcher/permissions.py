@@ -162,7 +162,8 @@ class Permissions:
             yield
         except PermissionDenied as error:
             self._admission.denials.add(method, "forbidden")
-            self._admission.complaints.warn("refused: %s", error, kind=method)
+            caller = current_caller(self._admission)
+            self._admission.complaints.warn("refused: %s", error, kind=f"{method} {caller}")
             raise
 
     def _check(self, method: str, request: Any, state: State) -> None:

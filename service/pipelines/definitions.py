@@ -44,6 +44,7 @@ __all__ = [
     "indivisible",
     "metadata_of",
     "nondeterministic",
+    "python_dataset_of",
     "require_bundles",
     "require_bytes",
     "sanitize",
@@ -66,6 +67,19 @@ def has_no_code(stored: bytes) -> bool:
     except DecodeError:  # workers say so
         return False
     return bool(dataset.files) and not (dataset.function or dataset.splits)
+
+
+def python_dataset_of(stored: bytes) -> python_pb2.PythonDataset:
+    """Raises InvalidArgument if it is none, or its files are no manifest."""
+    try:
+        dataset = python_pb2.PythonDataset.FromString(stored)
+        if dataset.files:
+            manifest.decode(dataset.files)
+    except (DecodeError, ValueError) as error:
+        raise InvalidArgument(
+            f"the {len(stored)} bytes registered as a Python dataset do not parse: {error}"
+        ) from error
+    return dataset
 
 
 def files_of(stored: bytes) -> list[str]:
@@ -139,7 +153,7 @@ def metadata_of(data: bytes) -> tf.DataServiceMetadata:
     """The metadata that clients of a dataset get. Raises InvalidArgument."""
     try:
         return tf.DataServiceMetadata.FromString(data)
-    except ValueError as error:
+    except DecodeError as error:
         raise InvalidArgument(f"the dataset's metadata does not parse: {error}") from error
 
 

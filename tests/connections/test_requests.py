@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import pathlib
 import ssl
 import threading
 import time
 import urllib.request
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -483,3 +485,45 @@ def test_a_large_dataset_is_registered_in_pieces(
     client = DispatcherClient(dispatcher.address, credentials=authority.issue("trainer"))
     with client, pytest.raises(InvalidArgument, match="a dataset without a graph"):
         client.call(request, pb.RegisterDatasetResponse)
+
+
+@pytest.mark.parametrize("error", [InvalidArgument("no"), KeyError("a bug")])
+def test_a_refused_request_is_freed_at_once(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not when the garbage collector comes: errors refer to the frames that have it."""
+
+    class Held:
+        pass
+
+    alive = weakref.WeakSet[Held]()
+
+    async def refuse(request: Any) -> Any:
+        held = Held()
+        alive.add(held)
+        try:
+            raise error
+        except type(error) as cause:
+            raise type(error)(str(cause), held.__class__.__name__) from cause
+
+    async def check() -> None:
+        methods = {"GetStatus": (refuse, pb.GetStatusRequest, pb.GetStatusResponse)}
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers([generic_handler(SERVICE, methods)])
+        address = bind(server, "127.0.0.1", 0)
+        await server.start()
+        async with connect_async(address) as channel:
+            call = channel.unary_unary(f"/{SERVICE}/GetStatus", None, None)
+            for _ in range(5):
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await call(b"")
+            assert len(alive) <= 1
+        await server.stop(None)
+
+    gc.disable()
+    try:
+        asyncio.run(check())
+    finally:
+        gc.enable()
+    tracebacks = [record for record in caplog.records if record.exc_info]
+    assert len(tracebacks) == isinstance(error, KeyError), "and a bug is logged once a minute"

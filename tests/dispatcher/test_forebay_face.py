@@ -111,6 +111,10 @@ def test_the_same_id_for_another_structure(client: DispatcherClient) -> None:
         ({"python": PythonDataset(doubts=["x" * 60_000])}, "PythonDataset.doubts has 60000"),
         ({"python": PythonDataset(packages={"x" * 60_000: "1"})}, "PythonDataset.packages has 60"),
         ({"python": PythonDataset(packages={"numpy": "1" * 60_000})}, "PythonDataset.packages has"),
+        ({"metadata": b"\xff" * 5_000}, "metadata does not parse"),
+        ({"python": b"\xff" * 5_000}, "as a Python dataset do not parse"),
+        ({"python": PythonDataset(files=b"\x91" * 500_000)}, "as a Python dataset do not parse"),
+        ({"python": PythonDataset(files=b"\xdd\xff\xff\xff\xff")}, "dataset do not parse"),
         ({"python": PythonDataset(doubts=[""] * 1_001)}, "PythonDataset.doubts has more than 1000"),
     ],
 )
@@ -119,7 +123,9 @@ def test_what_a_dataset_says_is_bounded(
 ) -> None:
     python = said.pop("python", None)
     given: dict[str, Any] = (
-        {"graph": GRAPH} if python is None else {"python": python.SerializeToString()}
+        {"graph": GRAPH}
+        if python is None
+        else {"python": python if isinstance(python, bytes) else python.SerializeToString()}
     )
     request = pb.RegisterDatasetRequest(**given, **said)
     with pytest.raises(InvalidArgument, match=why):
