@@ -106,7 +106,7 @@ def distribute_across(
       ordered: read in one global order, whose consumers are the tasks that train. With
         `batch_size`, of a task's batch, `dataset_fn` does not batch, and a training may go on with
         another number of tasks. An evaluator reads the same order from its beginning.
-      add_position, **options: as in `from_dataset_id`.
+      add_position, and other keywords: as in `from_dataset_id`.
 
     Its auto-sharding is OFF, because the service distributes the elements. Under a
     `ParameterServerStrategy` only the chief calls this, for `create_per_worker_dataset`, which also
