@@ -128,7 +128,6 @@ HARMLESS = PURE | {
     *("array", "asyncio", "atexit", "contextlib", "contextvars", "ctypes", "difflib", "errno"),
     "importlib",
     *("fnmatch", "inspect", "ipaddress", "logging", "pathlib", "shutil", "stat", "sys", "tomllib"),
-    "traceback",
     *("urllib", "weakref"),
     *(
         "google_crc32c",

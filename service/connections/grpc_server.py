@@ -14,7 +14,6 @@ import asyncio
 import inspect
 import logging
 import socket
-import traceback
 import typing
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from contextvars import ContextVar
@@ -386,11 +385,11 @@ def generic_handler(
                 return await served(context)
             except ForebayError as error:
                 refusal = grpc.StatusCode[status_of(error)], str(error)
-                _free_frames(error)
+                _forget_frames(error)
             except Exception as error:  # noqa: BLE001 - a bug: the caller alone has the error
                 complaints.warn("%s failed", name, kind=name, level=logging.ERROR, exc_info=error)
                 refusal = grpc.StatusCode.UNKNOWN, f"Unexpected {type(error).__name__}: {error}"
-                _free_frames(error)
+                _forget_frames(error)
             return await context.abort(*refusal)  # which raises
 
         return grpc.stream_unary_rpc_method_handler(answer)
@@ -401,14 +400,20 @@ def generic_handler(
     )
 
 
-def _free_frames(error: BaseException) -> None:
-    """Free what the frames of an error hold, such as the request: errors and frames refer to each
-    other, and would keep it until the garbage collector comes."""
-    seen: BaseException | None = error
-    while seen is not None:
-        traceback.clear_frames(seen.__traceback__)
-        seen.__traceback__ = None
-        seen = seen.__cause__ or seen.__context__
+def _forget_frames(error: BaseException) -> None:
+    """Let an error and its causes refer to no frames: these hold the request, and refer to the
+    error, so all of it would stay until the garbage collector comes.
+
+    The frames are not cleared: one of another coroutine that waits for the same error may be
+    among them, and Python 3.11 and 3.12 would end it.
+    """
+    errors, seen = [error], set[int]()
+    while errors:
+        one = errors.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = None
+            errors += filter(None, (one.__cause__, one.__context__))
 
 
 def refusing_handler(

@@ -75,7 +75,7 @@ def python_dataset_of(stored: bytes) -> python_pb2.PythonDataset:
         dataset = python_pb2.PythonDataset.FromString(stored)
         if dataset.files:
             manifest.decode(dataset.files)
-    except (DecodeError, ValueError) as error:
+    except (DecodeError, ValueError, RecursionError) as error:
         raise InvalidArgument(
             f"the {len(stored)} bytes registered as a Python dataset do not parse: {error}"
         ) from error

@@ -498,15 +498,31 @@ def test_a_refused_request_is_freed_at_once(
 
     alive = weakref.WeakSet[Held]()
 
-    async def refuse(request: Any) -> Any:
-        held = Held()
-        alive.add(held)
-        try:
-            raise error
-        except type(error) as cause:
-            raise type(error)(str(cause), held.__class__.__name__) from cause
-
     async def check() -> None:
+        loop = asyncio.get_running_loop()
+        shared: asyncio.Future[None] = loop.create_future()
+        waiting: list[asyncio.Task[str]] = []
+
+        async def wait_again() -> str:
+            """Its frame has the same error, and it goes on behind it."""
+            try:
+                await shared
+            except type(error):
+                await asyncio.sleep(0.3)
+            return "went on"
+
+        async def refuse(request: Any) -> Any:
+            held = Held()
+            alive.add(held)
+            if not waiting:
+                waiting.append(asyncio.create_task(wait_again()))
+                loop.call_later(0.05, shared.set_exception, error)
+            try:
+                await shared
+            except type(error) as cause:
+                await asyncio.sleep(0.01)
+                raise type(error)(str(cause), held.__class__.__name__) from cause
+
         methods = {"GetStatus": (refuse, pb.GetStatusRequest, pb.GetStatusResponse)}
         server = grpc.aio.server()
         server.add_generic_rpc_handlers([generic_handler(SERVICE, methods)])
@@ -518,6 +534,7 @@ def test_a_refused_request_is_freed_at_once(
                 with pytest.raises(grpc.aio.AioRpcError):
                     await call(b"")
             assert len(alive) <= 1
+        assert await asyncio.wait_for(waiting[0], 20) == "went on"
         await server.stop(None)
 
     gc.disable()

@@ -115,6 +115,10 @@ def test_the_same_id_for_another_structure(client: DispatcherClient) -> None:
         ({"python": b"\xff" * 5_000}, "as a Python dataset do not parse"),
         ({"python": PythonDataset(files=b"\x91" * 500_000)}, "as a Python dataset do not parse"),
         ({"python": PythonDataset(files=b"\xdd\xff\xff\xff\xff")}, "dataset do not parse"),
+        (
+            {"python": PythonDataset(files=b"\x81\xa7options\x81\xa1a" + b"\x91" * 500_000)},
+            "dataset do not parse",
+        ),
         ({"python": PythonDataset(doubts=[""] * 1_001)}, "PythonDataset.doubts has more than 1000"),
     ],
 )
