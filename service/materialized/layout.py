@@ -85,8 +85,7 @@ class Plan:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise Corrupt(
                 f"{path} is damaged, or no plan of a materialized dataset ({error!r}); "
-                "materialize the dataset to a new directory",
-                path,
+                "materialize the dataset to a new directory"
             ) from error
         raise FailedPrecondition(
             f"{path} is of version {version}, and this Forebay knows {VERSION}: use the one that "
@@ -182,8 +181,7 @@ def require_complete(directory: str, *, verify: bool = False) -> tuple[Plan, Sha
         path = f"{directory}/{shards.broken[0]}"
         raise Corrupt(
             f"shard {path} has another size or checksum than when it was written: run the same "
-            "`forebay materialize` again with --verify, which writes it again",
-            path,
+            "`forebay materialize` again with --verify, which writes it again"
         )
     if missing := [number for number in range(plan.shards) if number not in shards.whole]:
         raise FailedPrecondition(

@@ -92,7 +92,7 @@ def read_dataset(directory: str, plan: Plan) -> pb.GetDatasetResponse:
     except (DecodeError, InvalidArgument) as error:
         why = str(error)
     raise Corrupt(
-        f"{path} is damaged ({why}): run the same `forebay materialize` again, which mends it", path
+        f"{path} is damaged ({why}): run the same `forebay materialize` again, which mends it"
     )
 
 

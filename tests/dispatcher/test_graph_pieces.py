@@ -20,6 +20,7 @@ from forebay.service.errors import InvalidArgument, ProtocolError
 from forebay.service.pipelines import definitions
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import tf_service_pb2 as tf
+from forebay.service.proto.python_pb2 import PythonDataset
 from forebay.storage import MemoryStorage, StorageError
 
 from ..stock import GRAPH, DispatcherProcess
@@ -33,19 +34,21 @@ def client(dispatcher: DispatcherProcess) -> Iterator[DispatcherClient]:
     opened.close()
 
 
-def register(client: DispatcherClient, function: bytes, dataset_id: str) -> None:
-    request = pb.RegisterDatasetRequest(python=function, dataset_id=dataset_id)
+def register(client: DispatcherClient, function: bytes, dataset_id: str) -> bytes:
+    """What is stored of it."""
+    stored = PythonDataset(function=function).SerializeToString()
+    request = pb.RegisterDatasetRequest(python=stored, dataset_id=dataset_id)
     request.sources.add(count=3)
     client.call(request, pb.RegisterDatasetResponse)
+    return stored
 
 
-@pytest.mark.parametrize("size", [1, 6, 7, 8, 14, 100])
+@pytest.mark.parametrize("size", [4, 5, 6, 12, 98])  # and two bytes of the field
 def test_a_graph_comes_whole_whatever_its_pieces(
     client: DispatcherClient, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     monkeypatch.setattr(dispatcher_client, "PIECE_BYTES", 7)
-    function = bytes(range(size))
-    register(client, function, f"of {size}")
+    function = register(client, bytes(range(size)), f"of {size}")
     found = client.get_dataset(f"of {size}", with_graph=True)
     assert found.graph == function
     assert found.definition.HasField("python_function")
@@ -59,21 +62,21 @@ def test_no_graph_is_of_two_that_had_one_id(
 ) -> None:
     monkeypatch.setattr(dispatcher_client, "PIECE_BYTES", 7)
     register(client, b"z" * 30, "replaced")
-    call, asked = client.call, 0
+    call, asked, replaced = client.call, 0, b""
 
     def replacing(request: Any, *arguments: Any, **how: Any) -> Any:
-        nonlocal asked
+        nonlocal asked, replaced
         asked += isinstance(request, pb.GetDatasetRequest)
         if asked == 3:
             asked += 1
             remove = pb.RemoveDatasetRequest(dataset_id="replaced")
             client.call_numbered(remove, pb.RemoveDatasetResponse)
-            register(client, b"b" * 40, "replaced")
+            replaced = register(client, b"b" * 40, "replaced")
         return call(request, *arguments, **how)
 
     monkeypatch.setattr(client, "call", replacing)
     found = client.get_dataset("replaced", with_graph=True)
-    assert found.graph == b"b" * 40
+    assert found.graph == replaced
     stored = client.get_dataset("replaced", with_graph=False).definition
     assert found.definition == stored
 
@@ -103,8 +106,7 @@ def test_a_dispatcher_that_gives_no_more_is_no_endless_loop(
 
 
 def test_a_graph_of_200_mb_is_registered(client: DispatcherClient) -> None:
-    function = bytes(200_000_000)
-    register(client, function, "large")
+    function = register(client, bytes(200_000_000), "large")
     assert client.get_dataset("large", with_graph=True).graph == function
 
 

@@ -46,7 +46,7 @@ class Consumer(RoundsMode):
     def __init__(self, consumer_id: int, index: int, of: int) -> None:
         self._step = threading.Lock()
         self._tasks, self._round, self._limit = {}, 0, None
-        self._reading = ReadOptions(consumer_index=index, num_consumers=of)
+        self._options = ReadOptions(consumer_index=index, num_consumers=of)
         self.consumer_id = consumer_id
         self.version = 0
         self.answers: list[pb.ConsumerHeartbeatResponse] = []  # on their way

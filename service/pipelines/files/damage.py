@@ -52,7 +52,6 @@ def damage(
     fault = Corrupt(
         f"{which} of {path} cannot be read: {why}. Write the file again, register the others "
         'without it, or leave out what cannot be read with on_error="skip"',
-        path,
     )
     if by_groups:
         group = file.read_with(first)

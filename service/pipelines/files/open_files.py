@@ -87,7 +87,7 @@ class OpenFiles:
             said = f"{entry.path} cannot be opened: {error}"
             if of_the_system(error):
                 raise FailedPrecondition(said) from error
-            raise Corrupt(said, entry.path) from error
+            raise Corrupt(said) from error
 
     def pop(self, number: int) -> RecordFile:
         """An open file, which the caller closes."""

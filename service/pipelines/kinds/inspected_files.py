@@ -94,7 +94,7 @@ def _together(
                 values = outside.values_of(number, path, of_file, fill)
             except Damaged as error:
                 _require_unchanged(path, before)
-                raise Corrupt(f"{path} cannot be registered as {of}: {error}", path) from error
+                raise Corrupt(f"{path} cannot be registered as {of}: {error}") from error
             except OverflowError as error:
                 raise InvalidArgument(
                     f"fill={fill!r:.100} does not fit the columns of {path}: {error}"
