@@ -486,7 +486,7 @@ def pairs_grouped(p: beam.Pipeline) -> beam.PCollection:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda p: pairs(p) | beam.GroupByKey(), "'GroupByKey' groups, .* to files, by Beam"),
+        (lambda p: pairs(p) | beam.GroupByKey(), "'GroupByKey' groups, .* result to files"),
         (lambda p: pairs(p) | "mine" >> beam.CombinePerKey(sum), "'mine' groups"),
         (lambda p: pairs(p) | "all" >> beam.CombineGlobally(len), "'all' groups"),
         (lambda p: {"x": pairs(p)} | "both" >> beam.CoGroupByKey(), "'both' (groups|flattens)"),
