@@ -61,28 +61,37 @@ MESSAGE_NAMES = {
 
 
 class _Config:
-    """Arguments of a server: tf.data service's by position, and Forebay's options by keyword."""
+    """Arguments of a server: tf.data service's by position, and Forebay's options by keyword. It
+    does not change, and equals one of the same arguments; None is an argument that is left out."""
 
     OPTIONS: ClassVar[type[ServerOptions]]
     NAMES: ClassVar[Mapping[str, str]] = {}
     """The options for which the configuration has tf.data service's name."""
 
-    def __init__(self, protocol: str | None, arguments: dict[str, Any]) -> None:
-        if unknown := arguments.keys() - self.declared().keys():
+    OTHERS: ClassVar[tuple[str, ...]] = ("protocol",)
+    """Arguments of tf.data service's that are no options."""
+
+    given: dict[str, Any]
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        if unknown := arguments.keys() - self.names():
             raise TypeError(f"{', '.join(sorted(unknown))}: a server has no such option")
-        self.given = arguments
-        self.protocol = protocol
+        given = {name: value for name, value in arguments.items() if value is not None}
+        object.__setattr__(self, "given", given)
 
     def __getattr__(self, name: str) -> Any:
-        if name not in self.declared():
+        if name not in self.names():
             raise AttributeError(f"{type(self).__name__} has no option {name!r}")
         return self.given.get(name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name}: a configuration does not change; make another one")
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and vars(other) == vars(self)
 
     def __hash__(self) -> int:
-        return hash(repr(self))
+        return hash((type(self), *sorted(self.given)))
 
     def __repr__(self) -> str:
         shown = {k: v for k, v in self.given.items() if k != "storage"}  # it may have a password
@@ -101,6 +110,11 @@ class _Config:
         """The options, by the names of the arguments."""
         return {cls.NAMES.get(each.name, each.name): each for each in options_of(cls.OPTIONS)}
 
+    @classmethod
+    def names(cls) -> set[str]:
+        """Those of all arguments."""
+        return {*cls.OTHERS, *cls.declared()}
+
 
 class DispatcherConfig(_Config):
     """Configures a `DispatchServer`: tf.data service's parameters, and by keyword Forebay's.
@@ -111,6 +125,7 @@ class DispatcherConfig(_Config):
 
     OPTIONS = DispatcherOptions
     NAMES: ClassVar[Mapping[str, str]] = {"workers": "worker_addresses"}
+    OTHERS: ClassVar[tuple[str, ...]] = ("protocol", "work_dir", "fault_tolerant_mode")
 
     def __init__(
         self,
@@ -125,21 +140,22 @@ class DispatcherConfig(_Config):
         worker_max_concurrent_snapshots: int = 0,
         **options: Any,
     ) -> None:
-        self.work_dir = work_dir
-        self.fault_tolerant_mode = fault_tolerant_mode
         options |= {
             "port": port,
+            "protocol": protocol,
+            "work_dir": work_dir,
+            "fault_tolerant_mode": fault_tolerant_mode,
             "worker_addresses": worker_addresses,
             "job_gc_check_interval_ms": job_gc_check_interval_ms,
             "job_gc_timeout_ms": job_gc_timeout_ms,
             "worker_timeout_ms": worker_timeout_ms,
             "worker_max_concurrent_snapshots": worker_max_concurrent_snapshots,
         }
-        super().__init__(protocol, options)
+        super().__init__(options)
 
     def storage_url(self) -> str:
         """The URL of the journal. Raises InvalidArgument for a contradiction."""
-        storage = self.given.get("storage")
+        storage = self.storage
         if self.fault_tolerant_mode and not (self.work_dir or storage):
             raise InvalidArgument(
                 "Cannot enable fault tolerant mode without configuring a work dir. Make sure to "
@@ -344,16 +360,17 @@ class WorkerConfig(_Config):
             "dispatcher_address": dispatcher_address,
             "worker_address": worker_address,
             "port": port,
+            "protocol": protocol,
             "heartbeat_interval_ms": heartbeat_interval_ms,
             "dispatcher_timeout_ms": dispatcher_timeout_ms,
             "data_transfer_protocol": data_transfer_protocol,
             "data_transfer_address": data_transfer_address,
         }
-        super().__init__(protocol, options)
+        super().__init__(options)
 
     def options(self) -> WorkerOptions:
         """What it asks for. Raises InvalidArgument."""
-        if self.given["dispatcher_address"] is None:
+        if self.dispatcher_address is None:
             raise InvalidArgument(
                 "Must specify a `dispatcher_address` in the `config` passed to `WorkerServer`."
             )
@@ -382,7 +399,7 @@ def _config_of(config: Config | Any, kind: type[Config]) -> Config:
         said = {name: value for name, value in config._asdict().items() if value}  # 0: default
     else:
         raise InvalidArgument(f"`config` must be a {kind.__name__}, not {config!r:.100}")
-    known = {"protocol", "work_dir", "fault_tolerant_mode", *kind.declared()}
+    known = kind.names()
     said = {MESSAGE_NAMES.get(name, name): value for name, value in said.items()}
     if kind is WorkerConfig:
         said.setdefault("dispatcher_address", "")

@@ -235,5 +235,12 @@ def test_a_configuration_has_its_arguments_as_tensorflows_has() -> None:
     assert config == DispatcherConfig(5050, worker_timeout_ms=0, storage="redis://:secret@h")
     assert config != DispatcherConfig(5051)
     assert pickle.loads(pickle.dumps(config)) == config == copy.copy(config)
+    assert hash(config) == hash(
+        DispatcherConfig(storage="redis://:secret@h", worker_timeout_ms=0, port=5050)
+    )
+    assert DispatcherConfig(host=None) == DispatcherConfig()
+    assert "work_dir='/d'" in repr(DispatcherConfig(work_dir="/d"))
+    with pytest.raises(AttributeError, match="a configuration does not change"):
+        config.port = 5051
     with pytest.raises(AttributeError, match="no option 'prot'"):
         _ = config.prot

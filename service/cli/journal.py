@@ -192,11 +192,16 @@ def _events(storage: Any, after: int) -> Iterator[tuple[int, Any]]:
 
 def _last_events(storage: Any, limit: int) -> Iterator[tuple[int, Any]]:
     """The last events; 0: all. Of a damaged journal those before that; then raises Corrupt."""
+    shown = False
     try:
         extent = storage.extent()
         after = max(extent.first - 1, extent.last - limit) if limit else extent.first - 1
-        yield from _events(storage, after)
+        for each in _events(storage, after):
+            shown = True
+            yield each
     except Corrupt as damage:
+        if shown:  # it is behind these
+            raise
         readable = deque[tuple[int, Any]](maxlen=limit or None)
         with suppress(Corrupt):
             readable.extend(_events(storage, storage.first_sequence() - 1))

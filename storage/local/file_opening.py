@@ -6,13 +6,16 @@ end. A writer that is paused keeps it, and nobody displaces it.
 TERM is for a lock that is lost, because somebody removed LOCK or a network file system forgot who
 had it. A new writer replaces TERM, and then looks at the log's end once more. The writer before
 checks that TERM is still its own before it acknowledges anything. So what it has acknowledged was
-there for the new one to read.
+there for the new one to read. What it may still write, unacknowledged, must not come between the
+new one's records: where LOCK is missing, the new one goes on in files that the old one has not open
+and cannot make.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
@@ -38,6 +41,7 @@ UNUSED_TERMS = 1000
 
 def lock_log(layout: StoragePaths, where: LogDirectory, owner: str) -> FileLock:
     """Lock a log's directory. Raises Locked, OSError, Corrupt."""
+    check_is_ours(layout.path)  # before LOCK, which may be a link of somebody else's
     try:
         return FileLock(where.lock, f"process {os.getpid()}, {owner}")
     except BlockingIOError:
@@ -68,6 +72,7 @@ def open_writer(
     nothing is synced while another process holds the lock.
     """
     where = layout.log()
+    lock_was_lost = layout.term.exists() and not where.lock.exists()
     with ExitStack() as undo:
         lock = lock_log(layout, where, owner)
         undo.callback(lock.release)
@@ -104,9 +109,16 @@ def open_writer(
                 "%s holds no record, and none was acknowledged, as %s says: a new journal begins",
                 layout.path, layout.term,
             )  # fmt: skip
+        if lock_was_lost and segment is not None:
+            _replace_segment(where, end, segment)
         claim = WriterClaim(layout, where, lock, held, number, lease_ms)
+        writer = FileWriter(claim, segment_bytes, end, segment)
         undo.pop_all()
-        return FileWriter(claim, segment_bytes, end, segment)
+        undo.callback(writer.close)
+        if lock_was_lost and (end.offset or segment is None):
+            writer.begin_segment()
+        undo.pop_all()
+        return writer
 
 
 def _make_storage(layout: StoragePaths, where: LogDirectory) -> None:
@@ -120,7 +132,10 @@ def _make_storage(layout: StoragePaths, where: LogDirectory) -> None:
     for directory in (layout.path, where.segments, where.snapshots, layout.blobs):
         for leftover in directory.glob(f"{TEMPORARY}*"):
             with suppress(OSError):  # it is harmless, and the next one tries again
-                leftover.unlink()
+                if leftover.is_dir():  # of a takeover by an earlier version
+                    shutil.rmtree(leftover)
+                else:
+                    leftover.unlink()
 
 
 def _open_segment(where: LogDirectory, end: Position) -> int | None:
@@ -133,6 +148,18 @@ def _open_segment(where: LogDirectory, end: Position) -> int | None:
     os.fsync(segment)
     sync_directory(where.segments)
     return segment
+
+
+def _replace_segment(where: LogDirectory, end: Position, segment: int) -> None:
+    """Put a copy of the last segment in its place, also behind this descriptor. Whoever has the old
+    one open writes to a file that is no longer in the log."""
+    path = where.segment(end.segment)
+    write_atomically(path, path.read_bytes()[: end.offset])
+    copy = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    try:
+        os.dup2(copy, segment, inheritable=False)
+    finally:
+        os.close(copy)
 
 
 def check_end(layout: StoragePaths, where: LogDirectory, end: Position) -> Term:

@@ -95,7 +95,7 @@ class FileWriter(Writer):
         durable = False
         try:
             if self._segment is None or self._is_full(len(data)):
-                self._begin_segment()
+                self.begin_segment()
             assert self._segment is not None
             write_all(self._segment, data)
             since_s = time.monotonic()
@@ -231,7 +231,7 @@ class FileWriter(Writer):
             return True
         return self._size > 0 and self._size + more > limit
 
-    def _begin_segment(self) -> None:
+    def begin_segment(self) -> None:
         path = self._log.segment(self.last_sequence + 1)
         # O_APPEND: two writers never overwrite each other, even if the lock failed.
         segment = create(path, os.O_WRONLY | os.O_EXCL | os.O_APPEND)

@@ -14,7 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from forebay.storage import Corrupt, Fenced, FileStorage, Locked, Writer, blob_name
+from forebay.storage import (
+    Corrupt,
+    Fenced,
+    FileStorage,
+    Locked,
+    StorageError,
+    Writer,
+    blob_name,
+)
 
 from .stops import Stop, at_each_call, stopped
 
@@ -133,6 +141,15 @@ def open_without_the_lock(path: Path) -> Writer:
     return FileStorage(path, segment_bytes=100).open_writer("the new one")
 
 
+def goes_on(path: Path, new: Writer) -> None:
+    """What the new writer acknowledges can be read, whatever the old one has left."""
+    at = new.last_sequence
+    for number in range(3):
+        new.append([b"new %d" % number])
+    read = [*FileStorage(path).read(at)]
+    assert [record.data for record in read] == [b"new 0", b"new 1", b"new 2"]
+
+
 ACTS: dict[str, Callable[[Writer], object]] = {
     "append": lambda writer: writer.append([b"12"]),
     "append in a new segment": lambda writer: writer.append([b"12" * 100]),
@@ -165,6 +182,7 @@ def test_a_writer_whose_lock_is_lost_acknowledges_nothing_more(tmp_path: Path, a
             old.renew()
         with pytest.raises(Fenced):
             old.condemn("no reason")
+        goes_on(path, opened[0])
         old.close()
         opened[0].close()
         return stop
@@ -195,6 +213,7 @@ def test_an_opening_misses_nothing_of_a_writer_whose_lock_is_lost(tmp_path: Path
         assert new.last_sequence >= acknowledged
         with pytest.raises(Fenced):
             old.append([b"x"])
+        goes_on(path, new)
         old.close()
         new.close()
         return stop
@@ -238,3 +257,16 @@ def test_a_reader_notices_that_a_repair_has_made_its_segment_anew(tmp_path: Path
     assert list(reader.read()) == list(FileStorage(path).read())
     assert list(reader.read(2)) == list(FileStorage(path).read(2))
     assert reader.open_writer("the reader").last_sequence == 5
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o777])
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path, mode: int) -> None:
+    """In a directory of ours, or one that others may write to: the file behind it stays."""
+    victim, path = tmp_path / "victim", tmp_path / "storage"
+    victim.write_text("precious")
+    path.mkdir()
+    path.chmod(mode)
+    (path / "LOCK").symlink_to(victim)
+    with pytest.raises(StorageError):
+        FileStorage(path).open_writer("the test")
+    assert victim.read_text() == "precious"
