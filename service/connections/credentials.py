@@ -308,7 +308,10 @@ def _warn_of_times(path: str, chain: bytes) -> None:
     """When it is loaded: peers that refuse a certificate do not say so here."""
     from cryptography.x509 import load_pem_x509_certificate
 
-    own = load_pem_x509_certificate(chain)
+    try:
+        own = load_pem_x509_certificate(chain)
+    except ValueError:  # of a form that OpenSSL takes, and this library does not
+        return
     begins, ends = own.not_valid_before_utc, own.not_valid_after_utc
     if not begins.timestamp() <= time.time() <= ends.timestamp():
         log.error(

@@ -546,6 +546,7 @@ class ForebayFace:
                 response.data_keys.extend(self._data_keys[registration.grants].all())
             response.tasks.extend(self._tasks(news.worker))
             response.streams.extend(_stream(save, number) for save, number in news.streams)
+            response.streams_are_partial = news.streams_are_partial
             for checked in request.checked:
                 await self._check_bundles(checked)
         return response

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import time
 import uuid
 from collections import defaultdict
@@ -55,6 +56,9 @@ READY_S = 1.0
 SILENT_S, DOUBTED_S = 15.0, 120.0
 """A new leader doubts for `DOUBTED_S` that a stream of an earlier term is still written, if nobody
 has asked for a split of it for `SILENT_S`."""
+
+WITHHELD = -math.inf
+"""When a split was last asked for, of a stream that is left out until its worker has dropped it."""
 
 RETRY_S = 5.0
 """The pause before writing a save's end to its directory is retried."""
@@ -253,14 +257,16 @@ class Saves:
         the worker has dropped it. The worker then restarts it from its last checkpoint.
         """
         now_s, told = time.monotonic(), []
-        if now_s - self._began_s >= DOUBTED_S:
-            self._heard_s.clear()
+        if now_s - self._began_s >= DOUBTED_S:  # those that are withheld stay so
+            self._heard_s = {k: at for k, at in self._heard_s.items() if at == WITHHELD}
         for save, number in streams:
             stream, report = (save.save_id, number), reports.get(save.path)
             if report is None or report.snapshot_task.stream_index != number:
                 self._heard_s.pop(stream, None)  # it starts the stream, so it knows this leader
             if stream not in self._heard_s or now_s - self._heard_s[stream] < SILENT_S:
                 told.append((save, number))
+            else:
+                self._heard_s[stream] = WITHHELD
         return told
 
     async def split(self, request: tf.GetSnapshotSplitRequest) -> tf.GetSnapshotSplitResponse:
@@ -278,7 +284,7 @@ class Saves:
             )
         )
         assert isinstance(save, Save)  # else it was refused
-        if (save.save_id, number) in self._heard_s:
+        if self._heard_s.get((save.save_id, number), WITHHELD) != WITHHELD:
             self._heard_s[save.save_id, number] = time.monotonic()
         update = self._once(object(), partial(self._update, save.save_id))
         if not await asyncio.shield(update):
@@ -352,6 +358,8 @@ class Saves:
         except OSError as error:
             log.error("could not mark the save at %s as ended there: %s", save.path, error)
             return
+        except Exception:  # a bug would come again each time, and for this save alone
+            log.exception("could not mark the save at %s as ended there", save.path)
         written.says_end = True
         if save.failed:
             log.error("the save at %s failed: %s: %s", save.path, save.failed, save.message)

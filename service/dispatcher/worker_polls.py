@@ -20,6 +20,8 @@ class WorkerNews:
     version: int
     """Of its list of tasks; the worker sends it with its next poll. 0: it polls again at once."""
     streams: list[tuple[Save, int]]
+    streams_are_partial: bool
+    """Not all of its streams: the directories of some are not ready yet."""
 
 
 @asynccontextmanager
@@ -50,5 +52,5 @@ async def worker_poll(
         streams, are_all = await dispatcher.saves.write(worker_id)
         if worker_id not in state.workers:  # an empty list would make it drop its tasks
             raise Unavailable(f"worker {registration.address} was given up meanwhile; beat again")
-        yield WorkerNews(worker, worker.version if are_all else 0, streams)
+        yield WorkerNews(worker, worker.version if are_all else 0, streams, not are_all)
         await dispatcher.settled()

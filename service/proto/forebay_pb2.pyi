@@ -462,20 +462,22 @@ class BundleChecksums(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., bundles: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerHeartbeatResponse(_message.Message):
-    __slots__ = ("worker_id", "version", "tasks", "journal", "streams", "data_keys")
+    __slots__ = ("worker_id", "version", "tasks", "journal", "streams", "data_keys", "streams_are_partial")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
     STREAMS_FIELD_NUMBER: _ClassVar[int]
     DATA_KEYS_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_ARE_PARTIAL_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     version: int
     tasks: _containers.RepeatedCompositeFieldContainer[Task]
     journal: JournalPosition
     streams: _containers.RepeatedCompositeFieldContainer[Stream]
     data_keys: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, worker_id: _Optional[int] = ..., version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., streams: _Optional[_Iterable[_Union[Stream, _Mapping]]] = ..., data_keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    streams_are_partial: bool
+    def __init__(self, worker_id: _Optional[int] = ..., version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., streams: _Optional[_Iterable[_Union[Stream, _Mapping]]] = ..., data_keys: _Optional[_Iterable[bytes]] = ..., streams_are_partial: bool = ...) -> None: ...
 
 class Task(_message.Message):
     __slots__ = ("task_id", "iteration_id", "dataset_id", "sharding", "num_sources", "num_shards", "shard", "num_consumers", "cross_trainer_cache", "graph", "order", "job_id")
@@ -688,7 +690,7 @@ class StartSaveResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class CommitChunkRequest(_message.Message):
-    __slots__ = ("save_id", "stream", "worker_uid", "chunk", "elements", "file", "known", "assignment", "bytes")
+    __slots__ = ("save_id", "stream", "worker_uid", "chunk", "elements", "file", "known", "assignment")
     SAVE_ID_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     WORKER_UID_FIELD_NUMBER: _ClassVar[int]
@@ -697,7 +699,6 @@ class CommitChunkRequest(_message.Message):
     FILE_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
-    BYTES_FIELD_NUMBER: _ClassVar[int]
     save_id: int
     stream: int
     worker_uid: int
@@ -706,8 +707,7 @@ class CommitChunkRequest(_message.Message):
     file: str
     known: JournalPosition
     assignment: int
-    bytes: int
-    def __init__(self, save_id: _Optional[int] = ..., stream: _Optional[int] = ..., worker_uid: _Optional[int] = ..., chunk: _Optional[int] = ..., elements: _Optional[int] = ..., file: _Optional[str] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., assignment: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, save_id: _Optional[int] = ..., stream: _Optional[int] = ..., worker_uid: _Optional[int] = ..., chunk: _Optional[int] = ..., elements: _Optional[int] = ..., file: _Optional[str] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., assignment: _Optional[int] = ...) -> None: ...
 
 class CommitChunkResponse(_message.Message):
     __slots__ = ("journal",)

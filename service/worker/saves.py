@@ -71,11 +71,12 @@ class StreamWriters:
         self._writers: dict[Key, StreamWriter] = {}
         self._ending: list[StreamWriter] = []
 
-    def reconcile(self, streams: Iterable[pb.Stream]) -> None:
-        """Make the running writers match `streams`."""
+    def reconcile(self, streams: Iterable[pb.Stream], *, partial: bool = False) -> None:
+        """Make the running writers match `streams`; if these are only some, end none. A writer that
+        is ended has lost its assignment, so its commits are refused."""
         listed = {_key(stream): stream for stream in streams}
         with self._lock:
-            for key in self._writers.keys() - listed.keys():
+            for key in () if partial else self._writers.keys() - listed.keys():
                 writer = self._writers.pop(key)
                 writer.cancel()
                 self._ending.append(writer)
@@ -253,6 +254,8 @@ class StreamWriter:
         with open(f"{self._directory}/{name}", "rb") as file:
             os.fsync(file.fileno())
         sync_directory(self._directory)
+        if self.cancelled.is_set():
+            raise Unavailable("this writer is cancelled")
         request = pb.CommitChunkRequest(
             save_id=stream.save_id,
             stream=stream.stream,

@@ -403,7 +403,7 @@ class Worker:
         unfinished = {runner.task.task_id for runner in self.tasks.unfinished()}
         read = (unfinished - listed.keys()) & self._blocks.sessions.read_tasks()
         self.tasks.handle(Listed(response.worker_id, listed, read, time.monotonic()))
-        self._streams.reconcile(response.streams)
+        self._streams.reconcile(response.streams, partial=response.streams_are_partial)
         self.tasks.forget_ended()
 
 

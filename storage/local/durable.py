@@ -184,7 +184,7 @@ class FileLock:
         Raises BlockingIOError while another holds it, OSError, Corrupt.
         """
         check_is_file(path)
-        self._fd = create(path, os.O_RDWR | os.O_NOFOLLOW)
+        self._fd = create(path, os.O_RDWR)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(self._fd, 0)

@@ -569,6 +569,9 @@ def test_a_stream_that_its_worker_abandoned_is_begun_anew(
         assert await served.beat(2, snapshot_task=task) == [1], "whose stream it is not"
         for _ in range(2):  # the first of these answers may be lost
             assert await served.beat(snapshot_task=task) == []
+        with monkeypatch.context() as patch:  # what is withheld stays so
+            patch.setattr(saves, "DOUBTED_S", 0.0)
+            assert await served.beat(snapshot_task=task) == []
         assert await served.beat() == [0], "it has let the stream go"
         for _ in range(2):
             assert await served.beat(snapshot_task=task) == [0]

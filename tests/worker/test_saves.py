@@ -6,9 +6,11 @@ catches, and the next one begins with what its predecessor left in the directory
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pathlib
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +24,7 @@ from forebay.service.core import commands as c
 from forebay.service.core.save_streams import streams_of
 from forebay.service.dispatcher import save_directory
 from forebay.service.dispatcher.forebay_face import _stream
-from forebay.service.errors import FailedPrecondition
+from forebay.service.errors import FailedPrecondition, Unavailable
 from forebay.service.pipelines import chunk_opener
 from forebay.service.pipelines.tf_data.element_specs import encode_element_spec
 from forebay.service.pipelines.tf_data.imports import graph_of
@@ -225,6 +227,37 @@ def test_a_worker_writes_what_is_listed_until_it_drains(monkeypatch: pytest.Monk
     writers.reconcile([pb.Stream(save_id=1, stream=number) for number in (0, 1)])
     writers.join(time.monotonic() + 20)
     assert wrote == [(0, 0), (0, 4)]
+
+
+def test_a_list_of_some_streams_ends_no_writer_and_a_cancelled_one_commits_nothing(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Else its successor under the same assignment would commit the same chunk once more."""
+    cluster = Cluster(tmp_path / "save", numbers())
+    written, listed = threading.Event(), threading.Event()
+
+    def waits(_: pb.CommitChunkRequest) -> None:
+        written.set()
+        assert listed.wait(20)
+
+    cluster.before_commit(waits)
+    writer = cluster.writer(1)
+    dispatcher: Any = cluster
+    writers = saves.StreamWriters(1, dispatcher, OPTIONS)
+    writers.reconcile([writer.stream])
+    assert written.wait(20)
+    writers.reconcile([], partial=True)
+    assert len(writers.progress()) == 1
+    listed.set()
+    writers.join(time.monotonic() + 20)
+    assert sorted(int(x) for x, _ in cluster.loaded()) == list(range(SIZE))
+
+    cluster = Cluster(tmp_path / "another", numbers())
+    cancelled = cluster.writer(1)
+    cancelled.cancel()
+    with contextlib.suppress(Unavailable):
+        cancelled.write()
+    assert cluster.state.saves[cluster.save_id].streams[0].chunks == 0
 
 
 def test_a_writer_that_drains_commits_what_it_has(tmp_path: pathlib.Path) -> None:
