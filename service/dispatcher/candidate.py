@@ -26,6 +26,7 @@ from ...storage import (
     StorageUnusable,
     Writer,
 )
+from ...storage.errors import REPAIR
 from ...storage.thread_pool import ThreadPool
 from ..connections.grpc_server import is_listened_on, resolved
 from ..core.state import State
@@ -227,8 +228,7 @@ class Candidate:
             )
             await self._threads.run(writer.condemn, reason)
             raise Corrupt(
-                f"{self._storage.url}: {reason}; restore the storage from a backup, or repair the "
-                "journal"
+                f"{self._storage.url}: {reason}; restore the storage from a backup, {REPAIR}"
             )
 
     async def _wait_for_place(self) -> Writer:

@@ -102,6 +102,5 @@ class Scan:
 
 def _corrupt(segment: Segment, offset: int, what: str) -> Corrupt:
     return Corrupt(
-        f"{segment.path}: byte {offset}: {what}; restore the file from a backup, or repair the "
-        "journal",
+        f"{segment.path}: byte {offset}: {what}; restore the file from a backup, {REPAIR}",
     )
