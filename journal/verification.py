@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ..storage import Corrupt, Holdings, Locked, Missing, Record, Storage, StorageError, Writer
-from ..storage.errors import ACCEPT_LOSS, REPAIR
+from ..storage.errors import ACCEPT_LOSS
 from .codec import FORMAT, decode, encode
 from .datasets import stored
 from .proto.events_pb2 import Event, LeaderElected
@@ -210,7 +210,7 @@ def repair(
         if not truncate_corrupt:
             if ACCEPT_LOSS not in str(error) and _cut_helps(storage):
                 raise Corrupt(
-                    f"{str(error).removesuffix(f', {REPAIR}')}; or go on without what cannot be read: forebay journal repair "
+                    f"{error}; or go on without what cannot be read: forebay journal repair "
                     f"--truncate-corrupt cuts the log behind record {_last_readable(storage)}, and "
                     "moves the rest aside"
                 ) from error
