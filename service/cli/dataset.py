@@ -9,7 +9,8 @@ from typing import Any
 
 import typer
 
-from .console import plain, plain_console
+from ..http.families import printable
+from .console import plain_console
 from .options import JSON, SERVICE, FlagCommand, connects
 from .status import PATIENCE_S
 
@@ -54,7 +55,7 @@ def remove(
     service, dataset_id = service_and_dataset(service, dataset_id)
     jobs = remove_dataset(service, dataset_id, force=force, timeout_s=PATIENCE_S)
     with_jobs = f", and its jobs {', '.join(jobs)}" if jobs else ""
-    print(plain(f"dataset {dataset_id} is removed{with_jobs}"))
+    print(printable(f"dataset {dataset_id} is removed{with_jobs}"))
 
 
 def service_and_dataset(service: str, dataset_id: str) -> tuple[str, str]:
@@ -88,7 +89,7 @@ def render(found: Any, now_s: float) -> Any:
             f"{dataset.graph_bytes:,} bytes" if dataset.graph_bytes else "–",
             _ago(dataset.registered_ms, now_s),
             used,
-            ", ".join(job.removeprefix(prefix) for job in dataset.jobs),
+            printable(", ".join(job.removeprefix(prefix) for job in dataset.jobs)),
         )
     return table
 

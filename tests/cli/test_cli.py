@@ -375,7 +375,7 @@ class TestServers:
     def test_status_in_words(self, dispatcher: DispatcherProcess) -> None:
         client = DispatcherClient(dispatcher.target)
         (known,) = list_datasets(dispatcher.target)
-        for name in (NO_MARKUP, "\x1b[2J"):
+        for name in (NO_MARKUP, "\x1b[2J\n9"):
             named = pb.GetOrCreateJobRequest(dataset_id=known.dataset_id, job_name=name)
             joined = pb.JoinIterationRequest(
                 job_id=client.call_numbered(named, pb.GetOrCreateJobResponse).job_id
@@ -383,9 +383,9 @@ class TestServers:
             client.call_numbered(joined, pb.JoinIterationResponse)
         client.close()
         for command in ("status", dispatcher.target), ("dataset", "list", dispatcher.target):
-            assert NO_MARKUP in forebay(*command, COLUMNS="200").stdout
+            shown = forebay(*command, COLUMNS="200").stdout
+            assert NO_MARKUP in shown and "\\x1b[2J\\n9" in shown and "\x1b" not in shown
         shown = forebay("status", dispatcher.target).stdout
-        assert "\\x1b[2J" in shown and "\x1b" not in shown
         assert dispatcher.address in shown and "DYNAMIC" in shown and "0 of 9" in shown
         assert "there is no job x; there are: " in error_of("status", dispatcher.target, "--job=x")
         assert "--sort x" in error_of("status", dispatcher.target, "--sort=x")
