@@ -67,10 +67,7 @@ def _claim_bundles(state: State, command: ClaimBundles) -> Decision:
     if moved or done:
         moved = {place: cursor for place, cursor in moved.items() if place in claims}
         event = ev.ClaimsMoved(
-            consumer_id=consumer.consumer_id,
-            places=moved.keys(),
-            cursors=moved.values(),
-            done=done,
+            consumer_id=consumer.consumer_id, places=moved.keys(), cursors=moved.values(), done=done
         )
         events.append(ev.Event(claims_moved=event))
     new = _next(iteration, len(claims), min(command.most, MAX_CLAIMS))

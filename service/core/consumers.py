@@ -7,16 +7,7 @@ from msgspec.structs import replace
 from ...journal.proto import events_pb2 as ev
 from .. import ranges
 from ..errors import FailedPrecondition, InvalidArgument, NotFound
-from .base import (
-    Command,
-    Decide,
-    Decision,
-    EventKind,
-    Events,
-    Ids,
-    itself,
-    reserve_id,
-)
+from .base import Command, Decide, Decision, EventKind, Events, Ids, itself, reserve_id
 from .claims import returned
 from .iterations import collected, first_epoch, forget_tasks_nobody_reads, let_go, used
 from .ordered import check_member, evicted, member_of

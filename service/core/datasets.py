@@ -13,16 +13,7 @@ from ...journal.datasets import forget_analysis, stored
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows
 from ..errors import FailedPrecondition, InvalidArgument
-from .base import (
-    Command,
-    Decide,
-    Decision,
-    EventKind,
-    Events,
-    find_dataset,
-    itself,
-    reserve_id,
-)
+from .base import Command, Decide, Decision, EventKind, Events, find_dataset, itself, reserve_id
 from .jobs import readers_of, removed
 from .saves import is_absolute
 from .state import Dataset, Job, State

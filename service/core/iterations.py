@@ -6,15 +6,7 @@ from ...journal.proto import events_pb2 as ev
 from .. import ranges
 from ..errors import FailedPrecondition
 from . import tasks
-from .base import (
-    Command,
-    Decide,
-    Decision,
-    EventKind,
-    Events,
-    find_iteration,
-    reserve_id,
-)
+from .base import Command, Decide, Decision, EventKind, Events, find_iteration, reserve_id
 from .splits import ledgers, lost_leases
 from .state import Claims, Iteration, Job, State
 

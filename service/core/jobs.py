@@ -5,16 +5,7 @@ from __future__ import annotations
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
-from .base import (
-    Command,
-    Decide,
-    Decision,
-    EventKind,
-    Events,
-    Ids,
-    find_dataset,
-    reserve_id,
-)
+from .base import Command, Decide, Decision, EventKind, Events, Ids, find_dataset, reserve_id
 from .bundles import complete_order, is_same_order, order_of
 from .consumers import join, left
 from .iterations import collected
@@ -115,14 +106,7 @@ def _join_job(state: State, command: JoinJob) -> Decision:
         if job.dataset_id != command.dataset_id:
             return Decision([], job)
     joined = join(
-        state,
-        job,
-        command.epoch,
-        ids,
-        False,
-        command.consumer_index,
-        command.member,
-        command.gone,
+        state, job, command.epoch, ids, False, command.consumer_index, command.member, command.gone
     )
     return Decision([*created, *joined.events], joined.answer)
 
@@ -295,11 +279,7 @@ def _job_removed(state: State, event: ev.JobRemoved) -> None:
         del state.job_by_name[job.name]
 
 
-DECIDE: Decide = {
-    GetOrCreateJob: _get_or_create_job,
-    JoinJob: _join_job,
-    RemoveJob: _remove_job,
-}
+DECIDE: Decide = {GetOrCreateJob: _get_or_create_job, JoinJob: _join_job, RemoveJob: _remove_job}
 EVENTS: Events = {
     "job_created": EventKind(_job_created, answer=lambda body: body.job_id),
     "job_removed": EventKind(_job_removed),

@@ -293,11 +293,7 @@ def staying(state: State) -> list[int]:
 
 
 def created(
-    task_id: int,
-    iteration_id: int,
-    worker_id: int,
-    sweeps: bool = False,
-    shard: int | None = None,
+    task_id: int, iteration_id: int, worker_id: int, sweeps: bool = False, shard: int | None = None
 ) -> ev.Event:
     """A new task, or one that its worker resumes."""
     return ev.Event(

@@ -21,15 +21,7 @@ from __future__ import annotations
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument
 from . import tasks
-from .base import (
-    Command,
-    Decide,
-    Decision,
-    EventKind,
-    Events,
-    find_consumer,
-    reserve_id,
-)
+from .base import Command, Decide, Decision, EventKind, Events, find_consumer, reserve_id
 from .read_kinds import COORDINATED, kind_of
 from .splits import lost_leases
 from .state import Barrier, Consumer, Iteration, State, Task

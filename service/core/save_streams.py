@@ -255,10 +255,7 @@ def _commit_chunk(state: State, command: CommitChunk) -> Decision:
             f"cannot follow: {stream.chunks} chunks were committed"
         )
     committed = ev.ChunkCommitted(
-        save_id=command.save_id,
-        stream=command.stream,
-        elements=command.elements,
-        file=command.file,
+        save_id=command.save_id, stream=command.stream, elements=command.elements, file=command.file
     )
     return Decision([ev.Event(chunk_committed=committed)], None)
 

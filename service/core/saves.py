@@ -15,16 +15,7 @@ from ...journal.splits import grows, source_size
 from .. import ranges
 from ..errors import AlreadyExists, InvalidArgument, Unimplemented
 from ..ranges import Ranges
-from .base import (
-    Command,
-    Decide,
-    Decision,
-    EventKind,
-    Events,
-    Ids,
-    itself,
-    reserve_id,
-)
+from .base import Command, Decide, Decision, EventKind, Events, Ids, itself, reserve_id
 from .read_kinds import staying
 from .save_streams import OfStream, stream_of, tell_writer
 from .state import MAX_ENDED_SAVES, EndedSave, Save, SaveSource, State
@@ -234,10 +225,7 @@ def expected_elements(save: Save) -> int | None:
     return sum(x.elements for x in save.streams if x.completed) * splits // written
 
 
-DECIDE: Decide = {
-    StartSave: _start_save,
-    FailSave: _fail_save,
-}
+DECIDE: Decide = {StartSave: _start_save, FailSave: _fail_save}
 EVENTS: Events = {
     "save_started": EventKind(_save_started, answer=itself),
     "save_finished": EventKind(_save_finished),

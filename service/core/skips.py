@@ -11,14 +11,7 @@ from __future__ import annotations
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import MAX_REASON
 from ..errors import NotFound
-from .base import (
-    Command,
-    Decide,
-    Decision,
-    EventKind,
-    Events,
-    find_task,
-)
+from .base import Command, Decide, Decision, EventKind, Events, find_task
 from .state import MAX_SKIPS, Skip, State
 
 

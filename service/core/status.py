@@ -338,10 +338,7 @@ def _iteration(state: State, job: Job, iteration: Iteration) -> dict[str, Any]:
         ],
         "no_task": (not iteration.finished and why_no_task(state, iteration)) or None,
         "sources": [
-            {
-                **_ledger(x, iteration.size_of(x)),
-                "waits_for": _waits_for(iteration, x, source),
-            }
+            {**_ledger(x, iteration.size_of(x)), "waits_for": _waits_for(iteration, x, source)}
             for x, source in zip(iteration.ledgers, sources, strict=False)  # or none
             if iteration.counts(x)
         ],

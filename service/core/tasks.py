@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...journal.proto import events_pb2 as ev
-from .base import (
-    Command,
-    Decide,
-    Decision,
-    EventKind,
-    Events,
-    Ids,
-    find_task,
-    reserve_id,
-)
+from .base import Command, Decide, Decision, EventKind, Events, Ids, find_task, reserve_id
 from .read_kinds import kind_of, staying
 from .splits import lease_begun, ledger_of
 from .state import MAX_LOST_TASKS, Iteration, Orphan, State, Task, Worker, lease_caller, skip_caller

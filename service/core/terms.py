@@ -8,13 +8,7 @@ from ...journal.codec import FORMAT
 from ...journal.proto import events_pb2 as ev
 from ...journal.reasons import REPAIRED
 from . import tasks
-from .base import (
-    Command,
-    Decide,
-    Decision,
-    EventKind,
-    Events,
-)
+from .base import Command, Decide, Decision, EventKind, Events
 from .consumers import left
 from .iterations import collected, over
 from .places import listed

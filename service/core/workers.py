@@ -5,15 +5,7 @@ from __future__ import annotations
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument, PermissionDenied
 from . import tasks
-from .base import (
-    Command,
-    Decide,
-    Decision,
-    EventKind,
-    Events,
-    Ids,
-    reserve_id,
-)
+from .base import Command, Decide, Decision, EventKind, Events, Ids, reserve_id
 from .places import find_place, place_of
 from .read_kinds import can_run, kind_of, staying
 from .splits import all_returned, lost_leases

@@ -306,10 +306,7 @@ class ForebayFace:
         command = c.GetOrCreateJob(request=self._numbered(request.request), **_job(request))
         job_id = await self._dispatcher.execute(command)
         job = self._dispatcher.state.jobs.get(job_id)  # None: a retry, and it was removed
-        return pb.GetOrCreateJobResponse(
-            job_id=job_id,
-            dataset_id=job.dataset_id if job else "",
-        )
+        return pb.GetOrCreateJobResponse(job_id=job_id, dataset_id=job.dataset_id if job else "")
 
     async def join_iteration(self, request: pb.JoinIterationRequest) -> pb.JoinIterationResponse:
         state = self._dispatcher.state

@@ -75,8 +75,7 @@ class DispatcherOptions(ServerOptions):
         ),
     ] = "memory:"
     existing: Annotated[
-        bool,
-        Option("Refuse to begin a new journal: for every start but a storage's first."),
+        bool, Option("Refuse to begin a new journal: for every start but a storage's first.")
     ] = False
     standby: Annotated[
         bool, Option("Wait until the leader on this storage ends or falls silent, then lead.")

@@ -33,12 +33,7 @@ from ..core.base import find_save
 from ..core.save_streams import MAY_FREE_STREAM, may_assign, streams_of
 from ..core.saves import is_absolute
 from ..core.state import Save, Worker
-from ..errors import (
-    AlreadyExists,
-    FailedPrecondition,
-    ForebayError,
-    InvalidArgument,
-)
+from ..errors import AlreadyExists, FailedPrecondition, ForebayError, InvalidArgument
 from ..pipelines import definitions
 from ..proto import tf_service_pb2 as tf
 from . import save_directory as directory

@@ -18,9 +18,7 @@ class Checking(Learning):
         number = self.job_of(self.consumer).job_id if job_id is None else job_id
         mismatches: list[int] = self.when(
             c.CheckBundles(
-                job_id=number,
-                bundles=tuple(checksums),
-                checksums=tuple(checksums.values()),
+                job_id=number, bundles=tuple(checksums), checksums=tuple(checksums.values())
             )
         )
         return mismatches

@@ -265,9 +265,7 @@ class Dispatcher(RuleBasedStateMachine):
     def join(self, job: int, epoch: int, caller: str) -> None:
         self.run(
             c.JoinIteration(
-                request=self.numbered(caller),
-                job_id=self.pick(self.live.jobs, job),
-                epoch=epoch,
+                request=self.numbered(caller), job_id=self.pick(self.live.jobs, job), epoch=epoch
             )
         )
 

@@ -10,12 +10,7 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
 from forebay.service.core.encoding import decode_state, encode_state
 from forebay.service.core.state import Iteration
-from forebay.service.errors import (
-    FailedPrecondition,
-    InvalidArgument,
-    NotFound,
-    Unavailable,
-)
+from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 
 from .given import Given
 

@@ -198,9 +198,7 @@ def test_forebays_workers_have_ranges_and_commit_chunks(given: Saves) -> None:
     assert given.complete(save, 3, 1) == ["stream_completed", "save_finished"]
 
 
-def test_a_worker_that_drains_begins_no_stream_and_leaves_its_share_to_others(
-    given: Saves,
-) -> None:
+def test_a_worker_that_drains_begins_no_stream_and_leaves_its_share_to_others(given: Saves) -> None:
     drains, stays = given.worker(1), given.worker(2)
     save = given.start()
     given.assign(drains)

@@ -13,11 +13,7 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.dispatcher.candidate import Candidate
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.options import DispatcherOptions
-from forebay.storage import (
-    MemoryStorage,
-    Storage,
-    StorageError,
-)
+from forebay.storage import MemoryStorage, Storage, StorageError
 
 
 def elected(term: int, *, after_repair: bool = False) -> bytes:

@@ -15,14 +15,7 @@ import pytest
 
 from ..cluster import WorkerProcess
 from ..forks import Fork
-from ..stock import (
-    GRAPH,
-    DispatcherProcess,
-    ServerProcess,
-    call,
-    stock_consumers,
-    stock_workers,
-)
+from ..stock import GRAPH, DispatcherProcess, ServerProcess, call, stock_consumers, stock_workers
 
 NUMBERS = itertools.count(1)
 

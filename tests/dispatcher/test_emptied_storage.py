@@ -144,9 +144,7 @@ def test_a_worker_joins_a_restarted_dispatcher_whose_journal_was_in_memory(
         assert beat(worker).journal.journal_id != known.journal.journal_id
 
 
-def test_a_worker_of_a_journal_on_disk_does_not_join_one_in_memory(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_a_worker_of_a_journal_on_disk_does_not_join_one_in_memory(tmp_path: pathlib.Path) -> None:
     """memory: is the default storage, so somebody may forget to name the one on disk."""
     with DispatcherProcess("memory:") as other:
         dispatcher = DispatcherProcess(tmp_path)

@@ -22,21 +22,9 @@ from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.history import continues
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.dispatcher.recovery import recover
-from forebay.service.errors import (
-    AnotherJournal,
-    ForebayError,
-    InvalidArgument,
-    Unavailable,
-)
+from forebay.service.errors import AnotherJournal, ForebayError, InvalidArgument, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
-from forebay.storage import (
-    Away,
-    Corrupt,
-    Fenced,
-    MemoryStorage,
-    StorageError,
-    open_storage,
-)
+from forebay.storage import Away, Corrupt, Fenced, MemoryStorage, StorageError, open_storage
 
 from ..stock import DispatcherProcess
 from ..transfer_servers import SERVERS

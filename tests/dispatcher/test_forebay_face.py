@@ -341,9 +341,7 @@ def test_a_long_poll_ends_when_there_is_news(client: DispatcherClient) -> None:
     assert dataset_id in {task.dataset_id for task in answers[0].tasks}
 
 
-def test_a_dispatcher_whose_disk_is_full_says_so_and_loses_nothing(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_a_dispatcher_whose_disk_is_full_says_so_and_loses_nothing(tmp_path: pathlib.Path) -> None:
     command = ["-c", (
         "import resource, runpy, signal, sys;"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"

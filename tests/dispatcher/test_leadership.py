@@ -32,12 +32,7 @@ from forebay.service.errors import (
 )
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import tf_service_pb2 as tf
-from forebay.storage import (
-    Away,
-    Fenced,
-    MemoryStorage,
-    StorageError,
-)
+from forebay.storage import Away, Fenced, MemoryStorage, StorageError
 from forebay.storage.memory import MemoryWriter
 
 from ..transfer_servers import SERVERS

@@ -491,9 +491,7 @@ def test_what_is_collected_at_once_shares_a_commit() -> None:
     run_dispatcher(storage, scene, finished_retention_ms=0, unused_retention_hours=1, **NEVER)
 
 
-def test_who_is_silent_is_given_up_while_much_is_collected(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_is_silent_is_given_up_while_much_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
     async def nothing() -> bool:
         return False
 
@@ -547,9 +545,7 @@ def test_what_nobody_uses_goes_with_time_and_what_is_read_does_not() -> None:
     run_dispatcher(storage, go_on, unused_retention_hours=0.0001, **OFTEN)
 
 
-def test_a_dataset_that_is_registered_again_counts_as_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_dataset_that_is_registered_again_counts_as_used(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(dispatcher: Dispatcher) -> None:
         ids = [await register(dispatcher, chosen) for chosen in ("", "chosen")]
         uses: list[Callable[[], Any]] = [

@@ -12,14 +12,9 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.tensorflow_face import TensorFlowFace
-from forebay.service.errors import (
-    Unavailable,
-)
+from forebay.service.errors import Unavailable
 from forebay.service.proto import tf_service_pb2 as tf
-from forebay.storage import (
-    MemoryStorage,
-    StorageError,
-)
+from forebay.storage import MemoryStorage, StorageError
 
 from .leading import Renewals, run_dispatcher, until
 

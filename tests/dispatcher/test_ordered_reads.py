@@ -181,9 +181,7 @@ def test_who_is_started_again_has_its_place_soon_after_its_connection_broke() ->
     run_dispatcher(MemoryStorage(), starts_again, reconnect_grace_ms=100)
 
 
-def test_what_a_group_reports_is_one_event_in_some_seconds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_a_group_reports_is_one_event_in_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """And who leaves in order says exactly how far it came."""
     now = [100.0]
     monkeypatch.setattr(group_progress, "time", SimpleNamespace(monotonic=lambda: now[0]))

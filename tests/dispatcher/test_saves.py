@@ -463,9 +463,7 @@ def test_a_waiting_worker_is_told_of_a_stream_that_becomes_free(tmp_path: pathli
     serve(open_storage(str(tmp_path / "journal")), tmp_path, steps)
 
 
-def test_only_stock_workers_save_a_dataset_that_calls_python(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_only_stock_workers_save_a_dataset_that_calls_python(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "save"
     drawn = graph.GraphDef.FromString(SLICES.SerializeToString())
     drawn.node.add(name="python", op="EagerPyFunc")

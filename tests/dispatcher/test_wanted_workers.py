@@ -14,13 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from forebay.service.dispatcher.wanted_workers import (
-    NOBODY,
-    Judge,
-    Load,
-    Wanted,
-    all_jobs,
-)
+from forebay.service.dispatcher.wanted_workers import NOBODY, Judge, Load, Wanted, all_jobs
 
 EVERY_S = 5.0
 HOLD_S = 120.0
