@@ -1,4 +1,6 @@
 """All commands of the state machine, in one place; each topic describes its own."""
+# mypy: implicit-reexport
+# ruff: noqa: F401
 
 from .base import Command
 from .checksums import CheckBundles
@@ -17,42 +19,3 @@ from .splits import FindSplits, GetSplit, LeaseSplits, ProbeSplits, ReturnSplits
 from .tasks import CompleteTask
 from .terms import ElectLeader
 from .workers import LoseWorker, RegisterWorker
-
-__all__ = [
-    "AssignSplit",
-    "AssignStream",
-    "CheckBundles",
-    "ClaimBundles",
-    "CollectIteration",
-    "Command",
-    "CommitChunk",
-    "CompleteStream",
-    "CompleteTask",
-    "CountBundles",
-    "DecideCompression",
-    "DeclareLengths",
-    "EjectConsumers",
-    "ElectLeader",
-    "FailSave",
-    "FindSplits",
-    "ForgetBlob",
-    "GetOrCreateJob",
-    "GetSplit",
-    "JoinIteration",
-    "JoinJob",
-    "LearnLengths",
-    "LeaseSplits",
-    "LeaveIteration",
-    "LoseWorker",
-    "MoveConsumers",
-    "ProbeSplits",
-    "RegisterDataset",
-    "RegisterWorker",
-    "RemoveDataset",
-    "RemoveJob",
-    "RemoveTask",
-    "ReportRound",
-    "ReturnSplits",
-    "SkipSplit",
-    "StartSave",
-]

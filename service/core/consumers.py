@@ -142,7 +142,7 @@ def join(
             iteration.finished = True
             ended = ev.IterationFinished(iteration_id=iteration.iteration_id)
             events.append(ev.Event(iteration_finished=ended))
-    if kind_of(job).is_for_one_kind_of_consumers:
+    if kind_of(job).has_rounds:
         _require_same_kind(state, job, iteration, stock)
     events += kind_of(job).when_somebody_joins(state, job, iteration, ids)
     joined = ev.ConsumerJoined(
@@ -190,7 +190,7 @@ def _leave_iteration(state: State, command: LeaveIteration) -> Decision:
     job = state.jobs[iteration.job_id]
     if not job.name:
         events += collected(state, iteration)  # nobody can find it again
-    elif kind_of(job).ends_with_its_consumers and not iteration.finished:
+    elif not kind_of(job).tasks_complete and not iteration.finished:
         events += let_go(state, iteration)
     return Decision(events, None)
 

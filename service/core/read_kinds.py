@@ -17,29 +17,26 @@ from .state import STATIC, Iteration, Job, State, Task, Worker, covers
 AnyWorker = Worker | ev.WorkerRegistered
 
 
-class Shared:
+class ReadKind:
     """OFF and DYNAMIC: each worker has a task, and any consumer may read its elements."""
 
-    ends_with_its_consumers = False
-    """Whether its tasks end when the last consumer leaves. If not, they wait for another one."""
-
-    is_for_one_kind_of_consumers = False
-    """Whether TensorFlow's and Forebay's consumers cannot read it together."""
-
     tasks_complete = True
-    """Whether its tasks reach the end of the data."""
+    """Whether its tasks reach the end of the data. Others end when the last consumer leaves."""
+
+    has_rounds = False
+    """Whether consumers agree in which round a task begins and ends (rounds.py). A lost worker's
+    task then stays listed until all agree to remove it. TensorFlow's and Forebay's consumers agree
+    in different ways, and cannot read it together."""
 
     drops_draining_workers = False
     """Whether a worker's task is removed when it begins to drain. If not, it finishes the task."""
 
-    stays_listed = False
-    """Whether a lost worker's task stays listed until all consumers agree to remove it."""
-
     def when_somebody_joins(
         self, state: State, job: Job, iteration: Iteration, ids: Ids
     ) -> list[ev.Event]:
-        """Create tasks for the workers without one. Job and iteration need not exist yet."""
-        if iteration.finished:
+        """Create tasks for the workers without one. Job and iteration need not exist yet. In a
+        coordinated read that has consumers, the workers' next heartbeats propose tasks instead."""
+        if iteration.finished or (self.has_rounds and iteration.consumers):
             return []
         having = {state.tasks[task_id].worker_id for task_id in iteration.all_tasks}
         return [
@@ -58,21 +55,29 @@ class Shared:
         ids: Ids,
     ) -> list[ev.Event]:
         """Create or resume tasks of an unfinished iteration. `lost`: this process's lost tasks."""
+        if worker.draining and self.drops_draining_workers:
+            return []
         place = worker.place if worker.HasField("place") else None
-        mine = [
-            task
-            for task in lost
-            if task.iteration_id == iteration.iteration_id and self._resumes(iteration, task, place)
-        ]
+        mine = self._tasks_of(state, iteration, worker, lost, place)
         if not mine and iteration.consumers and not worker.draining:  # else: when_somebody_joins
             return self._new_task(iteration, worker, place, ids)
-        return [_again(task, worker.worker_id) for task in mine]
+        return [
+            task_created_event(
+                task.task_id, task.iteration_id, worker.worker_id, task.sweeps, task.shard
+            )
+            for task in mine
+        ]
 
     def when_a_worker_beats(
         self, state: State, iteration: Iteration, worker_id: int, ids: Ids
     ) -> list[ev.Event]:
-        """A heartbeat from a registered worker that is not draining."""
-        return []
+        """Propose a task in a coordinated read: consumers may have removed the worker's, or begun
+        before it had one. The worker is not draining."""
+        if not (self.has_rounds and iteration.consumers):
+            return []
+        if worker_id in {state.tasks[task_id].worker_id for task_id in iteration.all_tasks}:
+            return []
+        return [_task_proposed_event(ids.new(), iteration, worker_id)]
 
     def when_a_task_ends(
         self,
@@ -88,16 +93,15 @@ class Shared:
         `workers`, or else the next worker to register, gets one more task. A task must also have
         reached the end of the data: an iteration that lost all its workers waits for the next one.
         """
-        if iteration.finished or iteration.running_tasks > 1:
+        if not self.tasks_complete or iteration.finished or iteration.running_tasks > 1:
             return []
         swept = completes is not None and completes.sweeps  # it already swept what it could
         if not swept and any(ledger.owes for ledger in iteration.ledgers):
-            able = (
-                w for w in workers if can_run(state, state.jobs[iteration.job_id], state.workers[w])
-            )
+            job = state.jobs[iteration.job_id]
+            able = (w for w in workers if can_run(state, job, state.workers[w]))
             if (sweeper := next(able, None)) is None:
                 return []
-            return [created(ids.new(), iteration.iteration_id, sweeper, sweeps=True)]
+            return [task_created_event(ids.new(), iteration.iteration_id, sweeper, sweeps=True)]
         if not self._is_read(state, iteration, completes):
             return []
         finished = ev.IterationFinished(iteration_id=iteration.iteration_id)
@@ -107,18 +111,25 @@ class Shared:
         self, iteration: Iteration, worker: AnyWorker, place: int | None, ids: Ids
     ) -> list[ev.Event]:
         """A task for a worker that has none."""
-        return [created(ids.new(), iteration.iteration_id, worker.worker_id)]
+        return [task_created_event(ids.new(), iteration.iteration_id, worker.worker_id)]
 
-    def _resumes(self, iteration: Iteration, task: Task, place: int | None) -> bool:
-        """Whether a process that returns to this place resumes its task."""
-        return True
+    def _tasks_of(
+        self,
+        state: State,
+        iteration: Iteration,
+        worker: ev.WorkerRegistered,
+        lost: Sequence[Task],
+        place: int | None,
+    ) -> list[Task]:
+        """The tasks that a process resumes when it returns to this place."""
+        return [task for task in lost if task.iteration_id == iteration.iteration_id]
 
     def _is_read(self, state: State, iteration: Iteration, completes: Task | None) -> bool:
         """Whether some task, `completes` included, has reached the end of the data."""
         return completes is not None or iteration.completed_tasks > 0
 
 
-class Divided(Shared):
+class StaticRead(ReadKind):
     """Static sharding: each place in the list of workers has a shard, which is read to its end."""
 
     def _new_task(
@@ -126,47 +137,54 @@ class Divided(Shared):
     ) -> list[ev.Event]:
         if place is None or place in iteration.shards_read:
             return []
-        return [created(ids.new(), iteration.iteration_id, worker.worker_id, shard=place)]
+        return [
+            task_created_event(ids.new(), iteration.iteration_id, worker.worker_id, shard=place)
+        ]
 
-    def _resumes(self, iteration: Iteration, task: Task, place: int | None) -> bool:
+    def _tasks_of(
+        self,
+        state: State,
+        iteration: Iteration,
+        worker: ev.WorkerRegistered,
+        lost: Sequence[Task],
+        place: int | None,
+    ) -> list[Task]:
         """A process that moved to another place reads that place's shard instead."""
-        return task.shard == place and (task.completed or place not in iteration.shards_read)
+        return [
+            task
+            for task in super()._tasks_of(state, iteration, worker, lost, place)
+            if task.shard == place and (task.completed or place not in iteration.shards_read)
+        ]
 
     def _is_read(self, state: State, iteration: Iteration, completes: Task | None) -> bool:
         shards = iteration.shards_read | ({completes.shard} if completes is not None else set())
         return shards >= set(range(len(state.places)))
 
 
-class Coordinated(Shared):
-    """Coordinated reads (rounds.py): consumers agree on the set of tasks. Tasks never complete."""
-
-    ends_with_its_consumers = True
-    """The next consumers count from round 0."""
-
-    is_for_one_kind_of_consumers = True
-    """The two request a task's removal differently, and wait for each other in each round."""
+class CoordinatedRead(ReadKind):
+    """Coordinated reads (rounds.py): consumers agree on the set of tasks. Tasks never complete, and
+    the next consumers count from round 0."""
 
     tasks_complete = False
-    stays_listed = True
+    has_rounds = True
 
-    def when_somebody_joins(
-        self, state: State, job: Job, iteration: Iteration, ids: Ids
+    def _new_task(
+        self, iteration: Iteration, worker: AnyWorker, place: int | None, ids: Ids
     ) -> list[ev.Event]:
-        """With other consumers present, the workers' next heartbeats propose tasks instead."""
-        return (
-            [] if iteration.consumers else super().when_somebody_joins(state, job, iteration, ids)
-        )
+        if iteration.consumers:
+            return [_task_proposed_event(ids.new(), iteration, worker.worker_id)]
+        return super()._new_task(iteration, worker, place, ids)
 
-    def when_a_worker_comes(
+    def _tasks_of(
         self,
         state: State,
         iteration: Iteration,
         worker: ev.WorkerRegistered,
         lost: Sequence[Task],
-        ids: Ids,
-    ) -> list[ev.Event]:
-        """Resume its tasks, or propose a new one. Only a TensorFlow worker may resume those of
-        another process at its address: consumers request rounds from it by number."""
+        place: int | None,
+    ) -> list[Task]:
+        """Only a TensorFlow worker may resume those of another process at its address: consumers
+        request rounds from it by number."""
         before = state.worker_at.get(worker.address)  # the worker that it replaces
 
         def is_there(task: Task) -> bool:
@@ -176,65 +194,16 @@ class Coordinated(Shared):
                 return task.orphan.address == worker.address
             return task.orphan.uid == worker.uid
 
-        tasks = [state.tasks[task_id] for task_id in iteration.tasks]
-        mine = [_again(task, worker.worker_id) for task in tasks if is_there(task)]
-        if not mine and iteration.consumers and not worker.draining:
-            return [_proposed(ids.new(), iteration.iteration_id, worker.worker_id)]
-        return mine
-
-    def when_a_worker_beats(
-        self, state: State, iteration: Iteration, worker_id: int, ids: Ids
-    ) -> list[ev.Event]:
-        """Propose a task: consumers may have removed the worker's, or begun before it had one."""
-        having = {state.tasks[task_id].worker_id for task_id in iteration.all_tasks}
-        if not iteration.consumers or worker_id in having:
-            return []
-        return [_proposed(ids.new(), iteration.iteration_id, worker_id)]
-
-    def when_a_task_ends(
-        self,
-        state: State,
-        iteration: Iteration,
-        workers: Sequence[int],
-        ids: Ids,
-        completes: Task | None = None,
-    ) -> list[ev.Event]:
-        return []
+        return [*filter(is_there, map(state.tasks.__getitem__, iteration.tasks))]
 
 
-class InBundles(Shared):
+class BundleRead(ReadKind):
     """Reads in order (ordered.py) or at least once (claims.py): a worker runs any bundle when a
-    consumer asks for it."""
+    consumer asks for it. Consumers open a draining worker's bundles at other workers, from the
+    element where they are."""
 
-    ends_with_its_consumers = True
     tasks_complete = False
-
     drops_draining_workers = True
-    """Consumers open its bundles at other workers, from the element where they are."""
-
-    def when_a_worker_comes(
-        self,
-        state: State,
-        iteration: Iteration,
-        worker: ev.WorkerRegistered,
-        lost: Sequence[Task],
-        ids: Ids,
-    ) -> list[ev.Event]:
-        return (
-            []
-            if worker.draining
-            else super().when_a_worker_comes(state, iteration, worker, lost, ids)
-        )
-
-    def when_a_task_ends(
-        self,
-        state: State,
-        iteration: Iteration,
-        workers: Sequence[int],
-        ids: Ids,
-        completes: Task | None = None,
-    ) -> list[ev.Event]:
-        return []
 
 
 def can_run(state: State, job: Job, worker: Worker) -> bool:
@@ -275,16 +244,17 @@ def why_no_task(state: State, iteration: Iteration) -> str:
     )
 
 
-SHARED, DIVIDED, COORDINATED, IN_BUNDLES = Shared(), Divided(), Coordinated(), InBundles()
+SHARED_READ, STATIC_READ = ReadKind(), StaticRead()
+COORDINATED_READ, BUNDLE_READ = CoordinatedRead(), BundleRead()
 
 
-def kind_of(job: Job) -> Shared:
-    """SHARED, DIVIDED, COORDINATED or IN_BUNDLES."""
+def kind_of(job: Job) -> ReadKind:
+    """One of the four above."""
     if job.order is not None:
-        return IN_BUNDLES
+        return BUNDLE_READ
     if job.num_consumers is not None:
-        return COORDINATED
-    return DIVIDED if job.sharding in STATIC else SHARED
+        return COORDINATED_READ
+    return STATIC_READ if job.sharding in STATIC else SHARED_READ
 
 
 def staying(state: State) -> list[int]:
@@ -292,25 +262,18 @@ def staying(state: State) -> list[int]:
     return [worker.worker_id for worker in state.workers.values() if not worker.draining]
 
 
-def created(
+def task_created_event(
     task_id: int, iteration_id: int, worker_id: int, sweeps: bool = False, shard: int | None = None
 ) -> ev.Event:
     """A new task, or one that its worker resumes."""
-    return ev.Event(
-        task_created=ev.TaskCreated(
-            task_id=task_id,
-            iteration_id=iteration_id,
-            worker_id=worker_id,
-            sweeps=sweeps,
-            shard=shard,
-        )
+    created = ev.TaskCreated(
+        task_id=task_id, iteration_id=iteration_id, worker_id=worker_id, sweeps=sweeps, shard=shard
     )
+    return ev.Event(task_created=created)
 
 
-def _again(task: Task, worker_id: int) -> ev.Event:
-    return created(task.task_id, task.iteration_id, worker_id, task.sweeps, task.shard)
-
-
-def _proposed(task_id: int, iteration_id: int, worker_id: int) -> ev.Event:
-    proposed = ev.TaskProposed(task_id=task_id, iteration_id=iteration_id, worker_id=worker_id)
+def _task_proposed_event(task_id: int, iteration: Iteration, worker_id: int) -> ev.Event:
+    proposed = ev.TaskProposed(
+        task_id=task_id, iteration_id=iteration.iteration_id, worker_id=worker_id
+    )
     return ev.Event(task_proposed=proposed)

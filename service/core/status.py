@@ -326,16 +326,7 @@ def _iteration(state: State, job: Job, iteration: Iteration) -> dict[str, Any]:
         "running_tasks": iteration.running_tasks,
         "completed_tasks": iteration.completed_tasks,
         "skipped": iteration.skipped,
-        "skips": [
-            {
-                "worker_address": skip.worker_address,
-                "split": skip.split,
-                "element": skip.element,
-                "reason": skip.reason,
-                "records": skip.records,
-            }
-            for skip in iteration.skips
-        ],
+        "skips": [asdict(skip) for skip in iteration.skips],
         "no_task": (not iteration.finished and why_no_task(state, iteration)) or None,
         "sources": [
             {**_ledger(x, iteration.size_of(x)), "waits_for": _waits_for(iteration, x, source)}

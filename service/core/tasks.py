@@ -86,7 +86,7 @@ def lose(state: State, worker: Worker, comes_back: bool) -> None:
         task = state.tasks[task_id]
         iteration = state.iterations[task.iteration_id]
         iteration.version += 1
-        if kind_of(state.jobs[iteration.job_id]).stays_listed:
+        if kind_of(state.jobs[iteration.job_id]).has_rounds:
             if task_id in iteration.tasks:
                 task.orphan = Orphan(worker.uid, worker.address)
             else:

@@ -12,7 +12,7 @@ from .base import Command, Decide, Decision, EventKind, Events
 from .consumers import left
 from .iterations import collected, over
 from .places import listed
-from .read_kinds import DIVIDED, kind_of
+from .read_kinds import STATIC_READ, kind_of
 from .saves import failed
 from .splits import lost_leases
 from .state import Place, State
@@ -70,7 +70,7 @@ def _dismiss_members(state: State) -> list[ev.Event]:
     ends = [
         iteration
         for iteration in state.iterations.values()
-        if kind_of(state.jobs[iteration.job_id]).ends_with_its_consumers and iteration.all_tasks
+        if not kind_of(state.jobs[iteration.job_id]).tasks_complete and iteration.all_tasks
     ]
     return [
         *lost_leases(state, state.tasks),
@@ -88,7 +88,7 @@ def _end_divided_reads(state: State, dismissed: bool) -> list[ev.Event]:
     """Events that end the statically sharded iterations of an outdated list of workers."""
     events = []
     for iteration in state.iterations.values():
-        if kind_of(state.jobs[iteration.job_id]) is DIVIDED and not iteration.finished:
+        if kind_of(state.jobs[iteration.job_id]) is STATIC_READ and not iteration.finished:
             if not dismissed:
                 reason = "the dispatcher has another list of workers"
                 events += [left(i, reason) for i in sorted(iteration.consumers)]

@@ -18,7 +18,7 @@ from forebay.service.core.base import Decision
 from forebay.service.core.encoding import decode_state, encode_state
 from forebay.service.core.machine import apply, decide
 from forebay.service.core.places import place_of
-from forebay.service.core.read_kinds import DIVIDED, IN_BUNDLES, can_run, kind_of
+from forebay.service.core.read_kinds import BUNDLE_READ, STATIC_READ, can_run, kind_of
 from forebay.service.core.state import Claims, Iteration, Job, State, WorkerGrant
 from forebay.service.core.status import status
 from forebay.service.errors import ForebayError
@@ -130,7 +130,7 @@ class Dispatcher(RuleBasedStateMachine):
         if (iteration.job_id, iteration.epoch) in self.over:  # and so it was before
             assert not iteration.ledgers
             return
-        if kind_of(self.live.jobs[iteration.job_id]) is DIVIDED:
+        if kind_of(self.live.jobs[iteration.job_id]) is STATIC_READ:
             assert iteration.shards_read == set(range(len(self.live.places)))
 
     def uncount(self, returned: ev.LeaseReturned) -> None:
@@ -503,7 +503,7 @@ class Dispatcher(RuleBasedStateMachine):
         for iteration in state.iterations.values():
             shards = [t.shard for t in state.tasks.values()
                       if t.iteration_id == iteration.iteration_id and not t.completed]  # fmt: skip
-            if kind_of(state.jobs[iteration.job_id]) is DIVIDED and not iteration.finished:
+            if kind_of(state.jobs[iteration.job_id]) is STATIC_READ and not iteration.finished:
                 assert len(set(shards)) == len(shards), "two tasks read one shard"
                 assert set(shards) <= set(range(len(state.places)))
                 for task_id in iteration.tasks:
@@ -515,7 +515,7 @@ class Dispatcher(RuleBasedStateMachine):
                     stay = [w.address for w in able if not w.draining]
                     known = {place_of(state, address) for address in stay} - {None}
                     assert known <= set(shards) | iteration.shards_read
-            if kind_of(state.jobs[iteration.job_id]) is IN_BUNDLES:
+            if kind_of(state.jobs[iteration.job_id]) is BUNDLE_READ:
                 self.is_read_together(iteration)
             if iteration.claims is not None:
                 self.are_claimed_once(iteration, iteration.claims)

@@ -6,16 +6,15 @@ import pytest
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
-from forebay.service.core import workers
 from forebay.service.core.encoding import decode_state, encode_state
 from forebay.service.core.machine import apply
-from forebay.service.core.read_kinds import SHARED, Shared, why_no_task
+from forebay.service.core.read_kinds import why_no_task
 from forebay.service.core.saves import waits_for
-from forebay.service.core.state import MAX_LOST_WORKERS, Grants, Job, WorkerGrant, lease_caller
+from forebay.service.core.state import MAX_LOST_WORKERS, Grants, WorkerGrant, lease_caller
 from forebay.service.core.status import status
 from forebay.service.errors import FailedPrecondition, PermissionDenied, Unavailable
 
-from .given import Given, dataset
+from .given import Given
 
 
 def test_a_process_whose_address_was_taken_is_refused() -> None:
@@ -26,24 +25,6 @@ def test_a_process_whose_address_was_taken_is_refused() -> None:
         given.when(c.RegisterWorker(address="w:1", uid=1))
     given.when(c.RegisterWorker(address="w:1", uid=2))
     assert given.then == []
-
-
-def test_a_heartbeat_looks_at_no_epoch_that_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = Given()
-    worker_id = given.worker(1)
-    given.iteration("goes on")
-    joined = given.iteration("finished", given.when(dataset("a", sources=[])))
-    given.when(c.CompleteTask(task_id=given.task_of(worker_id)))
-    assert given.state.iterations[joined.iteration_id].finished
-    asked: list[str] = []
-
-    def kind_of(job: Job) -> Shared:
-        asked.append(job.name)
-        return SHARED
-
-    monkeypatch.setattr(workers, "kind_of", kind_of)
-    given.worker(1)
-    assert asked == ["goes on"]
 
 
 def test_a_heartbeat_that_a_goodbye_has_overtaken_registers_nobody() -> None:

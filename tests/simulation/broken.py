@@ -339,7 +339,7 @@ def ends_shards_early() -> AbstractContextManager[None]:
 
 def ends_an_epoch_with_its_first_shard() -> AbstractContextManager[None]:
     """A dispatcher that ends an epoch under static sharding as any other."""
-    return replaced(read_kinds.Divided, _is_read=read_kinds.Shared._is_read)
+    return replaced(read_kinds.StaticRead, _is_read=read_kinds.ReadKind._is_read)
 
 
 def gives_a_place_twice() -> AbstractContextManager[None]:
@@ -356,14 +356,14 @@ def reads_shards_again() -> AbstractContextManager[None]:
     """A dispatcher that gives out again a shard that was read to its end."""
 
     def new_task(
-        self: read_kinds.Divided, iteration: Any, worker: Any, place: int, ids: Any
+        self: read_kinds.StaticRead, iteration: Any, worker: Any, place: int, ids: Any
     ) -> list[ev.Event]:
-        created = read_kinds.created(
+        created = read_kinds.task_created_event(
             ids.new(), iteration.iteration_id, worker.worker_id, shard=place
         )
         return [created]
 
-    return replaced(read_kinds.Divided, _new_task=new_task)
+    return replaced(read_kinds.StaticRead, _new_task=new_task)
 
 
 def hides_what_was_skipped() -> AbstractContextManager[None]:
