@@ -9,10 +9,11 @@ So a method only translates: it reads the state or executes a command, and retur
 from __future__ import annotations
 
 import math
+import re
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import tracing
 from ..connections.grpc_server import Method, current_metadata
@@ -21,50 +22,55 @@ from .dispatcher import Dispatcher
 from .permissions import Permissions
 
 Function = Callable[[Any], Awaitable[Any]]
+_WORDS = re.compile("(?<!^)(?=[A-Z])")  # where a word of a name begins
+
+
+class Rpc(NamedTuple):
+    """How a method is answered."""
+
+    decides: bool = False
+    """It answers its own decision: that one's append proves that this dispatcher leads."""
+    reads: bool = False
+    """It decides nothing, and does not wait: if the storage hangs, it fails soon, and says so."""
+    asker: Callable[[Any], str] | None = None
+    """Describes the sender, if requests have the field `known` (a journal position)."""
 
 
 def answering(
+    face: object,
     dispatcher: Dispatcher,
     messages: ModuleType,
-    functions: Mapping[str, Function],
-    deciding: Collection[str],
-    askers: Mapping[str, Callable[[Any], str]] | None = None,
+    rpcs: Mapping[str, Rpc],
     permissions: Permissions | None = None,
-    reading: Collection[str] = (),
 ) -> dict[str, Method]:
     """The methods of a service, by name, for `generic_handler` and a grpc.aio server.
 
-    `messages` has <name>Request and <name>Response. `askers` describe the sender of a request, for
-    the methods whose requests have the field `known` (a journal position). `deciding` names the
-    methods that answer their own decision: its append proves that this dispatcher leads. `reading`
-    names those that decide nothing, and do not wait: if the storage hangs, they fail soon, and say
-    so. A request with `unproved` is answered all the same. Without `permissions`, whoever was let
-    in may call all methods.
+    `face` has the method do_it for the name DoIt. `messages` has <name>Request and <name>Response.
+    A request with `unproved` is answered without proof. Without `permissions`, whoever was let in
+    may call all methods.
     """
-    asked, tracer = askers or {}, tracing.tracer("dispatcher")
-    for name in functions:
+    tracer = tracing.tracer("dispatcher")
+    for name, rpc in rpcs.items():
         says_known = "known" in getattr(messages, f"{name}Request").DESCRIPTOR.fields_by_name
-        assert says_known == (name in asked), f"{name}Request.known: who asks?"
-    unknown = {*deciding, *reading, *asked} - functions.keys()
-    assert not unknown, f"no methods of this service: {sorted(unknown)}"
+        assert says_known == (rpc.asker is not None), f"{name}Request.known: who asks?"
 
-    def method(name: str, function: Function) -> Method:
-        asker = asked.get(name)
+    def method(name: str, rpc: Rpc) -> Method:
+        function: Function = getattr(face, _WORDS.sub("_", name).lower())
         response_class = getattr(messages, f"{name}Response")
         says_position = "journal" in response_class.DESCRIPTOR.fields_by_name
 
         async def settled(since_s: float) -> None:
             proof = dispatcher.settled(since_s)
-            await (dispatcher.storage_watch.bound(proof) if name in reading else proof)
+            await (dispatcher.storage_watch.bound(proof) if rpc.reads else proof)
 
         async def answer(request: Any) -> Any:
-            since_s = time.monotonic() if name in deciding else math.inf
+            since_s = time.monotonic() if rpc.decides else math.inf
             try:
                 if permissions is not None:
                     permissions.check(name, request, dispatcher.state)
-                if asker is not None:
+                if rpc.asker is not None:
                     caller = "" if permissions is None else permissions.caller()
-                    await dispatcher.history.check(asker(request), request.known, caller)
+                    await dispatcher.history.check(rpc.asker(request), request.known, caller)
                 response = await function(request)
             except Unavailable:
                 raise
@@ -80,7 +86,7 @@ def answering(
         traced = answer if tracer is None else _traced(tracer, dispatcher, name, answer)
         return traced, getattr(messages, f"{name}Request"), response_class
 
-    return {name: method(name, function) for name, function in functions.items()}
+    return {name: method(name, rpc) for name, rpc in rpcs.items()}
 
 
 def _traced(tracer: Any, dispatcher: Dispatcher, name: str, answer: Function) -> Function:

@@ -10,9 +10,10 @@ import asyncio
 import functools
 import json
 import re
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
-from google.protobuf.descriptor import Descriptor
 from google.protobuf.descriptor import FieldDescriptor as Field
 from google.protobuf.message import Message
 
@@ -258,83 +259,67 @@ def _parts_of(kind: Any) -> dict[int, _Part]:
     return found
 
 
+Bound = Callable[[Message, str, Any], None]
+"""Checks the values of a request's field of that name."""
+
+
 def check(request: Message) -> None:
     """Raises InvalidArgument, and names the field, for what is out of bounds."""
-    bounds = _bounds_of(request.DESCRIPTOR)
-    for name in bounds.numbers:
-        if not -MAX_NUMBER <= getattr(request, name) <= MAX_NUMBER:
-            _refuse_number(request, name, getattr(request, name))
-    for name, most in bounds.sizes:
-        _check_size(request, name, most, getattr(request, name))
-    for name, known in bounds.enums:
-        if (value := getattr(request, name)) not in known:
-            raise InvalidArgument(
-                f"{_full(request, name)}={value} is not known to this dispatcher; upgrade it first"
-            )
-    for name in bounds.messages:
-        if request.HasField(name):
-            check(getattr(request, name))
-    for name in bounds.repeated:
-        if values := getattr(request, name):
-            _check_repeated(request, name, values)
-
-
-class _Bounds(NamedTuple):
-    """The fields of a kind of message that have bounds, by the kind of their bound."""
-
-    numbers: list[str]
-    sizes: list[tuple[str, int]]
-    enums: list[tuple[str, frozenset[int]]]
-    messages: list[str]
-    repeated: list[str]
+    for field, value in request.ListFields():
+        is_repeated, bound = _bound_of(field)
+        if bound is not None:
+            bound(request, field.name, value if is_repeated else (value,))
 
 
 @functools.cache
-def _bounds_of(kind: Descriptor) -> _Bounds:
-    found = _Bounds([], [], [], [], [])
-    for field in kind.fields:
-        name = field.name
-        if field.is_repeated:
-            found.repeated.append(name)
-        elif field.message_type is not None:
-            found.messages.append(name)
-        elif field.enum_type is not None:
-            found.enums.append((name, frozenset(field.enum_type.values_by_number)))
-        elif (most := _most_of(field)) is not None:
-            found.sizes.append((name, most))
-        elif _is_counted(field):
-            found.numbers.append(name)
-    return found
-
-
-def _most_of(field: Field) -> int | None:
-    """How many characters or bytes it may have; None: it is neither, or has no bound."""
-    if field.type == Field.TYPE_STRING:
-        return _TEXTS.get(field.name, MAX_NAME)
-    is_bounded = field.type == Field.TYPE_BYTES and field.name not in _OF_DATASETS
-    return MAX_BYTES if is_bounded else None
-
-
-def _is_counted(field: Field) -> bool:
-    return field.cpp_type in _INTEGERS and field.name not in _ANY_NUMBER
-
-
-def _check_repeated(request: Message, name: str, values: Any) -> None:
-    field = request.DESCRIPTOR.fields_by_name[name]
-    if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        for key in values:
-            _check_size(request, name, MAX_PATH, key)
-        field, values = field.message_type.fields_by_name["value"], values.values()
+def _bound_of(field: Field) -> tuple[bool, Bound | None]:
+    """Whether the field is repeated, and what checks its values."""
+    most = {Field.TYPE_STRING: _TEXTS.get(field.name, MAX_NAME), Field.TYPE_BYTES: MAX_BYTES}
+    bound: Bound | None = None
     if field.message_type is not None:
-        for message in values:
-            check(message)
-    elif (most := _most_of(field)) is not None:
-        for value in values:
-            _check_size(request, name, most, value)
-    elif _is_counted(field):
-        for number in (min(values), max(values)):
-            if not -MAX_NUMBER <= number <= MAX_NUMBER:
-                _refuse_number(request, name, number)
+        bound = _check_messages
+        if field.message_type.GetOptions().map_entry:
+            _, of_values = _bound_of(field.message_type.fields_by_name["value"])
+            bound = partial(_check_map, of_values)
+    elif field.enum_type is not None:
+        bound = partial(_check_enum, frozenset(field.enum_type.values_by_number))
+    elif field.type in most and field.name not in _OF_DATASETS:
+        bound = partial(_check_sizes, most[field.type])
+    elif field.cpp_type in _INTEGERS and field.name not in _ANY_NUMBER:
+        bound = _check_numbers
+    return field.is_repeated, bound
+
+
+def _check_messages(_: Message, __: str, messages: Iterable[Message]) -> None:
+    for message in messages:
+        check(message)
+
+
+def _check_map(of_values: Bound | None, request: Message, name: str, entries: Any) -> None:
+    _check_sizes(MAX_PATH, request, name, entries)
+    if of_values is not None:
+        of_values(request, name, entries.values())
+
+
+def _check_enum(known: frozenset[int], request: Message, name: str, values: Iterable[int]) -> None:
+    for value in values:
+        if value not in known:
+            raise InvalidArgument(
+                f"{_full(request, name)}={value} is not known to this dispatcher; upgrade it first"
+            )
+
+
+def _check_numbers(request: Message, name: str, numbers: Collection[int]) -> None:
+    for number in (min(numbers), max(numbers)):
+        if not -MAX_NUMBER <= number <= MAX_NUMBER:
+            raise InvalidArgument(
+                f"{_full(request, name)}={number} is out of bounds; give one within 2**62"
+            )
+
+
+def _check_sizes(most: int, request: Message, name: str, texts: Iterable[str | bytes]) -> None:
+    for text in texts:
+        _check_size(request, name, most, text)
 
 
 def _check_size(request: Message, name: str, most: int, text: str | bytes) -> None:
@@ -348,12 +333,6 @@ def _check_size(request: Message, name: str, most: int, text: str | bytes) -> No
             f"{_full(request, name)} has {len(text)} {what}, and begins with {text[:40]!r}; give "
             f"one of at most {most}"
         )
-
-
-def _refuse_number(request: Message, name: str, number: int) -> None:
-    raise InvalidArgument(
-        f"{_full(request, name)}={number} is out of bounds; give one within 2**62"
-    )
 
 
 def _full(request: Message, name: str) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
@@ -60,7 +60,7 @@ from ..proto import tf_service_pb2 as tf
 from ..proto.metrics_pb2 import TaskMetrics
 from ..slicing import in_slices
 from . import bounds
-from .answering import Function, answering
+from .answering import Rpc, answering
 from .dispatcher import Dispatcher
 from .group_progress import GroupProgress
 from .permissions import Permissions
@@ -85,41 +85,30 @@ def _joining(request: pb.JoinIterationRequest) -> str:
     return f"a trainer of job {request.job_id}"
 
 
-_ASKERS: dict[str, Callable[[Any], str]] = {
-    "GetDataset": "a reader of dataset {0.dataset_id}".format,
-    "GetOrCreateJob": "a trainer of dataset {0.dataset_id}".format,
-    "JoinIteration": _joining,
-    "ConsumerHeartbeat": "consumer {0.consumer_id}".format,
-    "ClaimBundles": "consumer {0.consumer_id}".format,
-    "LeaveIteration": "consumer {0.consumer_id}".format,
-    "WorkerHeartbeat": "worker {0.address}".format,
-    "LeaseSplits": "task {0.task_id}".format,
-    "SkipSplit": "task {0.task_id}".format,
-    "CompleteTask": "task {0.task_id}".format,
-    "LeaveService": "worker {0.worker_id}".format,
-    "CommitChunk": "stream {0.stream} of save {0.save_id}".format,
-    "EndStream": "stream {0.stream} of save {0.save_id}".format,
-    "FindGoneConsumers": "a worker".format,
+_OF_CONSUMER, _OF_TASK = "consumer {0.consumer_id}".format, "task {0.task_id}".format
+_OF_STREAM = "stream {0.stream} of save {0.save_id}".format
+
+_RPCS = {
+    "RegisterDataset": Rpc(decides=True),
+    "GetDataset": Rpc(reads=True, asker="a reader of dataset {0.dataset_id}".format),
+    "ListDatasets": Rpc(reads=True),
+    "RemoveDataset": Rpc(decides=True),
+    "GetOrCreateJob": Rpc(decides=True, asker="a trainer of dataset {0.dataset_id}".format),
+    "JoinIteration": Rpc(decides=True, asker=_joining),
+    "ConsumerHeartbeat": Rpc(asker=_OF_CONSUMER),
+    "ClaimBundles": Rpc(decides=True, asker=_OF_CONSUMER),
+    "LeaveIteration": Rpc(decides=True, asker=_OF_CONSUMER),
+    "WorkerHeartbeat": Rpc(asker="worker {0.address}".format),
+    "LeaseSplits": Rpc(decides=True, asker=_OF_TASK),
+    "SkipSplit": Rpc(decides=True, asker=_OF_TASK),
+    "CompleteTask": Rpc(decides=True, asker=_OF_TASK),
+    "LeaveService": Rpc(decides=True, asker="worker {0.worker_id}".format),
+    "FindGoneConsumers": Rpc(reads=True, asker="a worker".format),
+    "StartSave": Rpc(decides=True),
+    "CommitChunk": Rpc(decides=True, asker=_OF_STREAM),
+    "EndStream": Rpc(decides=True, asker=_OF_STREAM),
+    "GetStatus": Rpc(reads=True),
 }
-"""Describes the sender, for the methods whose requests have the field `known`."""
-
-_DECIDING = (
-    "RegisterDataset",
-    "RemoveDataset",
-    "GetOrCreateJob",
-    "JoinIteration",
-    "ClaimBundles",
-    "LeaveIteration",
-    "LeaseSplits",
-    "SkipSplit",
-    "CompleteTask",
-    "LeaveService",
-    "StartSave",
-    "CommitChunk",
-    "EndStream",
-)
-
-_READING = ("GetDataset", "ListDatasets", "FindGoneConsumers", "GetStatus")
 
 
 class ForebayFace:
@@ -160,30 +149,7 @@ class ForebayFace:
 
     def methods(self) -> dict[str, Method]:
         """By name."""
-        functions: dict[str, Function] = {
-            "RegisterDataset": self.register_dataset,
-            "GetDataset": self.get_dataset,
-            "ListDatasets": self.list_datasets,
-            "RemoveDataset": self.remove_dataset,
-            "GetOrCreateJob": self.get_or_create_job,
-            "JoinIteration": self.join_iteration,
-            "ConsumerHeartbeat": self.consumer_heartbeat,
-            "ClaimBundles": self.claim_bundles,
-            "LeaveIteration": self.leave_iteration,
-            "WorkerHeartbeat": self.worker_heartbeat,
-            "LeaseSplits": self.lease_splits,
-            "SkipSplit": self.skip_split,
-            "CompleteTask": self.complete_task,
-            "LeaveService": self.leave_service,
-            "FindGoneConsumers": self.find_gone_consumers,
-            "StartSave": self.start_save,
-            "CommitChunk": self.commit_chunk,
-            "EndStream": self.end_stream,
-            "GetStatus": self.get_status,
-        }
-        return answering(
-            self._dispatcher, pb, functions, _DECIDING, _ASKERS, self._permissions, _READING
-        )
+        return answering(self, self._dispatcher, pb, _RPCS, self._permissions)
 
     async def register_dataset(
         self, request: pb.RegisterDatasetRequest

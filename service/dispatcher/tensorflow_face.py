@@ -46,7 +46,7 @@ from ..pipelines.definitions import (
 from ..proto import tf_service_pb2 as pb
 from ..saved_chunks import chunk_path
 from . import bounds
-from .answering import Function, answering
+from .answering import Rpc, answering
 from .dispatcher import Dispatcher
 from .save_directory import split_tensor
 from .task_pusher import TaskPusher
@@ -57,20 +57,26 @@ PROTOCOL_VERSION = 9
 MAX_EVALUATIONS = 2
 """The most helper processes at once; each of them imports TensorFlow."""
 
-_DECIDING = (
-    "GetSplit",
-    "GetOrCreateJob",
-    "GetOrCreateIteration",
-    "ReleaseIterationClient",
-    "WorkerUpdate",
-    "Snapshot",
-    "GetSnapshotSplit",
-)
-
-_READING = ("GetVersion", "GetDataServiceMetadata", "GetDataServiceConfig", "GetWorkers")
-
-
-_OF_DATASETS = ("GetOrRegisterDataset", "Snapshot")
+_RPCS = {
+    "WorkerHeartbeat": Rpc(),
+    "WorkerUpdate": Rpc(decides=True),
+    "GetDatasetDef": Rpc(),
+    "GetSplit": Rpc(decides=True),
+    "GetVersion": Rpc(reads=True),
+    "GetOrRegisterDataset": Rpc(),
+    "GetDataServiceMetadata": Rpc(reads=True),
+    "GetDataServiceConfig": Rpc(reads=True),
+    "GetOrCreateJob": Rpc(decides=True),
+    "GetOrCreateIteration": Rpc(decides=True),
+    "MaybeRemoveTask": Rpc(),
+    "ReleaseIterationClient": Rpc(decides=True),
+    "ClientHeartbeat": Rpc(),
+    "GetWorkers": Rpc(reads=True),
+    "DisableCompressionAtRuntime": Rpc(),
+    "Snapshot": Rpc(decides=True),
+    "GetSnapshotSplit": Rpc(decides=True),
+    "GetSnapshotStreams": Rpc(),
+}
 
 
 class TensorFlowFace:
@@ -89,33 +95,12 @@ class TensorFlowFace:
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """For `grpc.aio.Server.add_generic_rpc_handlers`."""
-        return generic_handler(
-            SERVICE, self.methods(), of_datasets=_OF_DATASETS, parse=bounds.parse
-        )
+        of_datasets = ("GetOrRegisterDataset", "Snapshot")
+        return generic_handler(SERVICE, self.methods(), of_datasets=of_datasets, parse=bounds.parse)
 
     def methods(self) -> dict[str, Method]:
         """By name."""
-        functions: dict[str, Function] = {
-            "WorkerHeartbeat": self.worker_heartbeat,
-            "WorkerUpdate": self.worker_update,
-            "GetDatasetDef": self.get_dataset_def,
-            "GetSplit": self.get_split,
-            "GetVersion": self.get_version,
-            "GetOrRegisterDataset": self.get_or_register_dataset,
-            "GetDataServiceMetadata": self.get_data_service_metadata,
-            "GetDataServiceConfig": self.get_data_service_config,
-            "GetOrCreateJob": self.get_or_create_job,
-            "GetOrCreateIteration": self.get_or_create_iteration,
-            "MaybeRemoveTask": self.maybe_remove_task,
-            "ReleaseIterationClient": self.release_iteration_client,
-            "ClientHeartbeat": self.client_heartbeat,
-            "GetWorkers": self.get_workers,
-            "DisableCompressionAtRuntime": self.disable_compression_at_runtime,
-            "Snapshot": self.snapshot,
-            "GetSnapshotSplit": self.get_snapshot_split,
-            "GetSnapshotStreams": self.get_snapshot_streams,
-        }
-        return answering(self._dispatcher, pb, functions, _DECIDING, reading=_READING)
+        return answering(self, self._dispatcher, pb, _RPCS)
 
     @staticmethod
     def refusing() -> grpc.GenericRpcHandler[Any, Any]:
