@@ -161,7 +161,7 @@ class StaticRead(ReadKind):
         return shards >= set(range(len(state.places)))
 
 
-class CoordinatedRead(ReadKind):
+class RoundsRead(ReadKind):
     """Coordinated reads (rounds.py): consumers agree on the set of tasks. Tasks never complete, and
     the next consumers count from round 0."""
 
@@ -245,7 +245,7 @@ def why_no_task(state: State, iteration: Iteration) -> str:
 
 
 SHARED_READ, STATIC_READ = ReadKind(), StaticRead()
-COORDINATED_READ, BUNDLE_READ = CoordinatedRead(), BundleRead()
+ROUNDS_READ, BUNDLE_READ = RoundsRead(), BundleRead()
 
 
 def kind_of(job: Job) -> ReadKind:
@@ -253,7 +253,7 @@ def kind_of(job: Job) -> ReadKind:
     if job.order is not None:
         return BUNDLE_READ
     if job.num_consumers is not None:
-        return COORDINATED_READ
+        return ROUNDS_READ
     return STATIC_READ if job.sharding in STATIC else SHARED_READ
 
 

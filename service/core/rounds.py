@@ -22,7 +22,7 @@ from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument
 from . import tasks
 from .base import Command, Decide, Decision, EventKind, Events, find_consumer, reserve_id
-from .read_kinds import COORDINATED_READ, kind_of
+from .read_kinds import ROUNDS_READ, kind_of
 from .splits import lost_leases
 from .state import Barrier, Consumer, Iteration, State, Task
 
@@ -64,7 +64,7 @@ def _report_round(state: State, command: ReportRound) -> Decision:
             f"{blocked}; rounds are from 0 to {MAX_ROUND}"
         )
     iteration = state.iterations[consumer.iteration_id]
-    if kind_of(state.jobs[iteration.job_id]) is not COORDINATED_READ:
+    if kind_of(state.jobs[iteration.job_id]) is not ROUNDS_READ:
         return Decision([], None)
     events = []
     if not consumer.began:
@@ -110,7 +110,7 @@ def _remove_task(state: State, command: RemoveTask) -> Decision:
     if task is None:
         return Decision([], None)
     iteration = state.iterations[task.iteration_id]
-    if kind_of(state.jobs[iteration.job_id]) is not COORDINATED_READ:
+    if kind_of(state.jobs[iteration.job_id]) is not ROUNDS_READ:
         raise FailedPrecondition(
             f"task {task.task_id} belongs to no coordinated read, so no round removes it"
         )
