@@ -148,15 +148,6 @@ def test_late_and_repeated_requests_change_nothing() -> None:
         given.claim(one, p1=4)
 
 
-def test_a_place_that_is_done_is_done_once() -> None:
-    given = Claiming(3)
-    consumer = given.join()
-    given.claim(consumer, most=1)
-    assert given.claim(consumer, most=0, done=[0, 0], p0=5).claims == {}
-    of = given.iteration_of(consumer).claims
-    assert of is not None and of.done == [(0, 1)]
-
-
 def test_the_last_one_done_finishes_the_epoch() -> None:
     given = Claiming(3)
     one, other = given.join(), given.join()
@@ -238,9 +229,6 @@ def test_stock_workers_and_clients_have_no_part_in_it() -> None:
     ("fields", "why"),
     [
         ({"sharding": ev.DYNAMIC}, "a read at least once does not go with DYNAMIC sharding; use"),
-        ({"num_consumers": 2}, "a read at least once does not go with .*num_consumers=2"),
-        ({"cross_trainer_cache": True}, "cross-trainer cache"),
-        ({"target_workers": 3}, 'target_workers "LOCAL"'),
         ({"dataset_id": "endless"}, r"dataset endless has no end.*use take\(n\), or remove repeat"),
     ],
 )

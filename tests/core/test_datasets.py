@@ -74,14 +74,6 @@ def test_a_dataset_whose_graph_is_lost_is_given_an_equal_one() -> None:
         given.when(register("d", True))
 
 
-def test_a_dataset_of_which_the_id_was_asked_for_is_given_to_nobody_else() -> None:
-    given = Given()
-    named = msgspec.structs.replace(dataset("a", "same"), dataset_id="mine")
-    stored(named.definition).named = True
-    assert given.when(named) == "mine"
-    assert given.when(dataset("b", "same")) != "mine"
-
-
 def test_a_job_is_of_the_content_that_was_asked_for() -> None:
     given = Given()
     dataset_id = given.when(dataset("a", "same"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from forebay.journal.proto import events_pb2 as ev
@@ -19,10 +21,13 @@ def test_a_named_job_is_found_whosever_dataset_it_is() -> None:
         again = c.GetOrCreateJob(dataset_id=dataset_id, name="n", sharding=ev.DYNAMIC)
         assert given.when(again) == job_id
         assert given.then == []
-    with pytest.raises(InvalidArgument, match="Existing target workers: <0>; got <LOCAL>"):
-        given.when(
-            c.GetOrCreateJob(dataset_id="d", name="n", sharding=ev.DYNAMIC, target_workers=3)
-        )
+    for fields, why in (
+        ({"target_workers": 3}, "Existing target workers: <0>; got <LOCAL>"),
+        ({"sharding": ev.OFF}, "Existing processing mode: <DYNAMIC>; got <OFF>"),
+    ):
+        how: dict[str, Any] = {"dataset_id": "d", "name": "n", "sharding": ev.DYNAMIC, **fields}
+        with pytest.raises(InvalidArgument, match=why):
+            given.when(c.GetOrCreateJob(**how))
 
 
 def test_one_decision_creates_and_joins_a_job_and_answers_retries() -> None:

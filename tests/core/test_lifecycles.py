@@ -107,18 +107,6 @@ def test_invalid_transitions_are_refused(name: str, found: str, kind: str) -> No
         assert created in str(error.value)
 
 
-@pytest.mark.parametrize("kind", ["worker_lost", "worker_drains", "consumer_left"])
-def test_unknown_members_cannot_leave(kind: str) -> None:
-    cluster = Cluster()
-    cluster.elect(1)
-    before = encode_state(cluster.state)
-    event = ev.Event()
-    getattr(event, kind).SetInParent()
-    with pytest.raises(WrongTransition, match=rf"{kind}.* 0 is absent"):
-        apply(cluster.state, event)
-    assert encode_state(cluster.state) == before
-
-
 def test_the_story_is_what_happened_to_that_lease() -> None:
     cluster, ids = cluster_with_one_in_each_state()
     lost = ids["lease"]["lost"]

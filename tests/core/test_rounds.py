@@ -10,7 +10,7 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
 from forebay.service.core.encoding import decode_state, encode_state
 from forebay.service.core.state import Iteration
-from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound
 
 from .given import Given
 
@@ -252,23 +252,6 @@ def test_a_worker_that_consumers_cannot_reach_gets_another_task() -> None:
         rounds.when(c.RemoveTask(task_id=rounds.task_of(worker_id), round=7))
 
 
-def test_a_worker_that_was_given_up_asks_for_splits_again_once_it_has_registered() -> None:
-    rounds = Rounds(sharding=ev.DYNAMIC)
-    worker_id = rounds.worker(1)
-    rounds.join()
-    task_id = rounds.task_of(worker_id)
-    rounds.lease(task_id, 5)
-    rounds.when(c.LoseWorker(worker_id=worker_id, reason="r"))
-    for ask in (
-        lambda: rounds.lease(task_id, 5),
-        lambda: rounds.when(c.CompleteTask(task_id=task_id)),
-    ):
-        with pytest.raises(Unavailable, match="once the worker has registered again"):
-            ask()
-    rounds.worker(1)
-    assert rounds.lease(task_id, 5)
-
-
 def test_another_process_of_forebays_at_the_address_is_another_task() -> None:
     """It cannot tell which of its elements is of which round of the process before."""
     rounds = Rounds()
@@ -454,6 +437,7 @@ def test_an_index_of_no_consumer(index: int) -> None:
         ({"num_consumers": 1 << 41}, "num_consumers=2199023255552 must be from 1 to 65536"),
         ({"name": ""}, "without a name; set job_name"),
         ({"cross_trainer_cache": True}, "cross-trainer cache; leave out one of them"),
+        ({"sharding": ev.DATA}, "static sharding .DATA.; use OFF or DYNAMIC"),
         ({"target_workers": 3}, 'LOCAL". Coordinated reads require non-local workers: all'),
     ],
 )

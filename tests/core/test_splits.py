@@ -102,46 +102,6 @@ def test_splits_handed_back_by_the_last_worker_wait_for_the_next_one() -> None:
     assert again.first == lease.first + lease.count - 4
 
 
-def test_splits_handed_back_after_the_next_pass_began_are_leased_before_all_others() -> None:
-    given = Given()
-    first, second = given.worker(1), given.worker(2)
-    given.iteration()
-    mine, other = given.task_of(first), given.task_of(second)
-    lease = given.lease(mine, 10)
-    assert lease is not None
-    while given.lease(other, 100) is not None:
-        pass
-    assert given.lease(other, 1, pass_number=1) is not None
-    given.hand_back(lease, 4)
-    again = given.lease(other, 100, pass_number=1)
-    assert again is not None
-    assert (again.pass_number, again.first) == (0, lease.first + lease.count - 4)
-    given.hand_back(again, again.count)  # and once more, by who got them then
-    left = 4
-    while left:
-        again = given.lease(other, 100, pass_number=1)
-        assert again is not None
-        assert again.pass_number == 0
-        left -= again.count
-    again = given.lease(other, 100, pass_number=1)
-    assert again is not None
-    assert (again.pass_number, again.first) == (1, 1)
-
-
-def test_splits_handed_back_before_the_next_pass_are_leased_again() -> None:
-    given = Given()
-    worker = given.worker(1)
-    given.iteration()
-    task = given.task_of(worker)
-    lease = given.lease(task, 10)
-    assert lease is not None
-    given.hand_back(lease, lease.count)
-    other = given.task_of(given.worker(2))
-    again = given.lease(other, 1, pass_number=1)  # it has left the pass early
-    assert again is not None
-    assert (again.pass_number, again.first) == (0, 0)
-
-
 @pytest.mark.parametrize("earlier", [False, True], ids=["of this pass", "of the one before"])
 def test_the_kept_part_of_a_lease_is_a_lease_until_it_is_begun(earlier: bool) -> None:
     given = Given()
@@ -190,25 +150,6 @@ def test_a_request_may_return_a_part_of_one_lease_only() -> None:
     kept = given.when(whole)
     assert given.then == ["lease_returned", "lease_returned", "splits_leased"]
     assert (kept.first, kept.count) == (4, 2)
-
-
-def test_splits_left_over_of_an_earlier_pass_are_swept_up() -> None:
-    given = Given()
-    first, second = given.worker(1), given.worker(2)
-    given.iteration()
-    mine, other = given.task_of(first), given.task_of(second)
-    lease = given.lease(mine, 10)
-    assert lease is not None
-    for pass_number in (0, 1):
-        while given.lease(other, 100, pass_number) is not None:
-            pass
-    given.when(c.CompleteTask(task_id=other))
-    given.hand_back(lease, 4)
-    given.when(c.LoseWorker(worker_id=first, reason="drained"))
-    assert given.then == ["worker_lost", "task_created"]
-    again = given.lease(given.task_of(second), 100)
-    assert again is not None
-    assert again.pass_number == 0
 
 
 def test_a_task_that_joins_an_endless_pipeline_late_leases_from_the_current_pass() -> None:

@@ -15,7 +15,7 @@ from forebay.service.core.status import Stranger, encoded_datasets, encoded_stat
 from forebay.service.structure import describe
 
 from .make_fold import LIVES, Cluster
-from .test_splits import find, growing
+from .test_splits import growing
 
 
 def decoded(pieces: Iterator[bytes]) -> Any:
@@ -52,19 +52,6 @@ def test_a_status_includes_facts_that_are_not_in_the_state() -> None:
     assert iterations and all(
         each["metrics"] == {"of": each["iteration_id"]} for each in iterations
     )
-
-
-def test_names_of_splits_are_not_copied() -> None:
-    given, iteration_id = growing()
-    find(given, iteration_id, *(f"a split of a name that is long, {n}" for n in range(1000)))
-    pieces = encoded_status(given.state, (), nothing)
-    frame: Any = pieces.gi_frame  # type: ignore[attr-defined] # a generator that has not begun
-    assert len(frame.f_locals["iterations"]) < 1000
-    (job,) = decoded(pieces)["jobs"]
-    assert job == json.loads(json.dumps(status(given.state)))["jobs"][0]
-    assert job["iterations"][0]["sources"][0]["splits"] == 1000
-    (ledger,) = given.state.iterations[iteration_id].ledgers
-    assert len(ledger.names) == 1000
 
 
 def test_lists_of_datasets_shorten_long_texts() -> None:

@@ -207,15 +207,6 @@ def test_a_task_stays_if_consumers_ask_in_different_rounds(
     assert read.beat(0, 8).task_info
 
 
-def test_a_removal_survives_a_restart_of_the_dispatcher(
-    dispatcher: DispatcherProcess, pool: ThreadPoolExecutor
-) -> None:
-    read = Read(dispatcher)
-    assert list(pool.map(read.remove, (0, 1), (7, 7))) == [True, True]
-    dispatcher.kill_and_restart()
-    assert read.remove(1, 7)
-
-
 def test_requests_for_a_removal_that_make_no_sense_are_refused(
     dispatcher: DispatcherProcess,
 ) -> None:

@@ -14,15 +14,14 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
 from forebay.service.diagnosis import findings
 from forebay.service.dispatcher import failure_detector
-from forebay.service.dispatcher.candidate import Candidate
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.forebay_face import ForebayFace
-from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.errors import AlreadyExists, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import MemoryStorage, Storage
 
 from ..transfer_servers import SERVERS
+from .leading import run_dispatcher, until
 
 NEVER_MS = 3_600_000
 UID = 7
@@ -35,23 +34,7 @@ def run(
 ) -> None:
     """A dispatcher whose timeouts never run out, unless `options` say otherwise."""
     times = {"worker_timeout_ms": NEVER_MS, "reconnect_grace_ms": NEVER_MS, **options}
-
-    async def lead() -> None:
-        candidate = Candidate(storage or MemoryStorage(), DispatcherOptions(**times), "here:1")
-        dispatcher = await candidate.take_over()
-        try:
-            await then(dispatcher, ForebayFace(dispatcher))
-        finally:
-            await dispatcher.close()
-
-    asyncio.run(lead())
-
-
-async def until(true: Callable[[], object]) -> None:
-    give_up = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < give_up
-        await asyncio.sleep(0.01)
+    run_dispatcher(storage or MemoryStorage(), lambda d: then(d, ForebayFace(d)), **times)
 
 
 async def some_checks() -> None:
@@ -132,75 +115,94 @@ def test_a_worker_that_consumers_cannot_reach_is_told_of(monkeypatch: pytest.Mon
     run(scene)
 
 
-def test_a_worker_whose_poll_breaks_is_given_up_soon() -> None:
+EVIDENCE = {
+    "a broken poll": (100, "poll, break, lost"),
+    "a broken poll, after the event loop was blocked": (100, "poll, block, wait, break, lost"),
+    "an older poll broke": (100, "poll, poll beside it, break, wait, stays"),
+    "a broken poll and a refused consumer": (NEVER_MS, "beat, join, poll, break, refuse, lost"),
+    "a refused consumer and a broken poll": (NEVER_MS, "beat, join, poll, refuse, break, lost"),
+    "a refused consumer alone": (NEVER_MS, "beat, join, poll, refuse, wait, stays"),
+    "a sign of life since": (NEVER_MS, "beat, join, refuse, poll, break, wait, stays"),
+    "it died between two polls": (100, "poll, join, told, wait, stays, refuse a stranger, lost"),
+    "a firewall": (100, "beat, join, poll, refuse a stranger, wait, stays"),
+    "it came back in time": (
+        1_000, "poll, join, told, refuse a stranger, poll, refuse a stranger, wait, stays",
+    ),
+    "a new leader, and a refused consumer": (NEVER_MS, "new, wait, stays, refuse, lost"),
+    "a new leader, which waits longer": (1_000, "new, refuse a stranger, wait, stays"),
+    "no timeout": (100, "without timeout, beat, join, poll, break, refuse, wait, stays"),
+}  # fmt: skip
+"""The grace, and what happens to a worker until it is lost or stays."""
+
+
+@pytest.mark.parametrize("case", EVIDENCE)
+def test_on_what_evidence_a_worker_is_given_up(case: str) -> None:
+    grace_ms, text = EVIDENCE[case]
+    steps, storage, options = text.split(", "), MemoryStorage(), {"reconnect_grace_ms": grace_ms}
+    consumer_id = joined_before(storage) if "new" in steps else 0
+    if "without timeout" in steps:
+        options["worker_timeout_ms"] = -1
+
     async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
-        await break_off(await poll(dispatcher, face))
-        await until(lambda: not dispatcher.state.workers)
+        nonlocal consumer_id
+        polls: list[asyncio.Task[pb.WorkerHeartbeatResponse]] = []
+        for step in steps:
+            match step:
+                case "beat":
+                    await beat(face)
+                case "join":
+                    consumer_id = await join(dispatcher, face)
+                case "poll":
+                    polls = [await poll(dispatcher, face)]
+                case "poll beside it":
+                    polls.append(beat(face, (await beat(face)).version))
+                    await until(lambda: len(dispatcher.waiting) == 2)
+                case "told":
+                    assert (await polls.pop()).tasks
+                case "break":
+                    await break_off(polls.pop(0))
+                case "block":
+                    time.sleep(3 * failure_detector.CHECK_S)  # noqa: ASYNC251 - nothing is heard
+                case "refuse" | "refuse a stranger":
+                    await say_refused(face, consumer_id, answered=step == "refuse")
+                case "wait":
+                    await some_checks()
+                case "stays":
+                    assert dispatcher.state.workers
+                case "lost":
+                    await until(lambda: not dispatcher.state.workers)
+        for left in polls:
+            await break_off(left)
 
-    run(scene, reconnect_grace_ms=100)
+    run(scene, storage, **options)
 
 
-def test_a_broken_poll_counts_although_the_event_loop_was_blocked() -> None:
-    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
-        heartbeat = await poll(dispatcher, face)
-        time.sleep(3 * failure_detector.CHECK_S)  # noqa: ASYNC251 - the whole loop hears nothing
-        await some_checks()
-        await break_off(heartbeat)
-        await until(lambda: not dispatcher.state.workers)
-
-    run(scene, reconnect_grace_ms=100)
-
-
-def test_a_poll_that_breaks_while_its_answer_waits_for_the_journal_counts(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("breaks", [True, False])
+def test_a_worker_whose_answer_waits_for_the_journal_and_does_not_come_is_given_up_soon(
+    breaks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The connection breaks, or the journal is away. A worker that lives asks again at once."""
+
     async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
         version = (await beat(face)).version
         reached, never = asyncio.Event(), asyncio.Event()
 
         async def settled() -> None:
             reached.set()
-            await never.wait()
+            if breaks:
+                await never.wait()
+            raise Unavailable("the journal is away")
 
         with monkeypatch.context() as patch:
             patch.setattr(dispatcher, "settled", settled)
             heartbeat = beat(face, version + 1)
             await reached.wait()
-            await break_off(heartbeat)
+            if breaks:
+                await break_off(heartbeat)
+            else:
+                with pytest.raises(Unavailable, match="is away"):
+                    await heartbeat
         await until(lambda: not dispatcher.state.workers)
-
-    run(scene, reconnect_grace_ms=100)
-
-
-def test_a_worker_whose_last_heartbeat_got_no_answer_is_given_up_soon(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A worker that lives repeats its heartbeat at once."""
-
-    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
-        version = (await beat(face)).version
-
-        async def settled() -> None:
-            raise Unavailable("the journal is away")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(dispatcher, "settled", settled)
-            with pytest.raises(Unavailable, match="is away"):
-                await beat(face, version + 1)
-        await until(lambda: not dispatcher.state.workers)
-
-    run(scene, reconnect_grace_ms=100)
-
-
-def test_a_worker_with_a_newer_poll_is_not_given_up_for_an_older_one() -> None:
-    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
-        older = await poll(dispatcher, face)
-        newer = beat(face, (await beat(face)).version)
-        await until(lambda: len(dispatcher.waiting) == 2)
-        await break_off(older)
-        await some_checks()
-        assert dispatcher.state.workers
-        await break_off(newer)
 
     run(scene, reconnect_grace_ms=100)
 
@@ -224,81 +226,6 @@ def test_a_worker_leaves_while_its_heartbeat_waits(monkeypatch: pytest.MonkeyPat
 # -- consumers that are refused --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("said_first", [False, True])
-def test_a_broken_poll_and_a_refused_consumer_together_give_up_a_worker_at_once(
-    said_first: bool,
-) -> None:
-    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
-        await beat(face)
-        consumer_id = await join(dispatcher, face)
-        heartbeat = await poll(dispatcher, face)
-        if said_first:
-            await say_refused(face, consumer_id)
-        await break_off(heartbeat)
-        if not said_first:
-            await say_refused(face, consumer_id)
-        await until(lambda: not dispatcher.state.workers)
-
-    run(scene)
-
-
-def test_a_new_leader_gives_up_a_refusing_worker_that_it_has_not_heard() -> None:
-    storage = MemoryStorage()
-    consumer_id = joined_before(storage)
-
-    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
-        await some_checks()
-        assert dispatcher.state.workers
-        await say_refused(face, consumer_id)
-        await until(lambda: not dispatcher.state.workers)
-
-    run(scene, storage)
-
-
-def test_a_broken_poll_or_a_refused_consumer_alone_gives_up_nobody_at_once() -> None:
-    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
-        await beat(face)
-        consumer_id = await join(dispatcher, face)
-        heartbeat = await poll(dispatcher, face)
-        await say_refused(face, consumer_id)
-        await some_checks()  # it waits here, whatever a consumer says
-        assert dispatcher.state.workers
-        heartbeat = await poll(dispatcher, face)  # and has spoken since
-        await break_off(heartbeat)
-        await some_checks()
-        assert dispatcher.state.workers
-
-    run(scene)
-
-
-def test_a_worker_that_died_between_two_polls_is_given_up_when_it_refuses_a_consumer() -> None:
-    """It was killed while it had no poll open, so none broke."""
-
-    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
-        heartbeat = await poll(dispatcher, face)
-        consumer_id = await join(dispatcher, face)
-        assert (await heartbeat).tasks
-        await some_checks()
-        assert dispatcher.state.workers
-        await say_refused(face, consumer_id, answered=False)
-        await until(lambda: not dispatcher.state.workers)
-
-    run(scene, reconnect_grace_ms=100)
-
-
-def test_a_worker_with_an_open_poll_is_not_given_up_though_a_firewall_refuses_consumers() -> None:
-    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
-        await beat(face)
-        consumer_id = await join(dispatcher, face)
-        heartbeat = await poll(dispatcher, face)
-        await say_refused(face, consumer_id, answered=False)
-        await some_checks()
-        assert dispatcher.state.workers
-        await break_off(heartbeat)
-
-    run(scene, reconnect_grace_ms=100)
-
-
 def test_a_draining_worker_with_an_open_poll_is_not_given_up() -> None:
     """It sends the goodbye's heartbeat beside the poll that waits."""
 
@@ -320,45 +247,6 @@ def test_a_draining_worker_with_an_open_poll_is_not_given_up() -> None:
         await break_off(heartbeat)
 
     run(scene, reconnect_grace_ms=100)
-
-
-def test_a_worker_that_comes_back_in_time_stays() -> None:
-    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
-        heartbeat = await poll(dispatcher, face)
-        consumer_id = await join(dispatcher, face)
-        assert (await heartbeat).tasks
-        await say_refused(face, consumer_id, answered=False)
-        heartbeat = await poll(dispatcher, face)
-        await say_refused(face, consumer_id, answered=False)
-        await some_checks()
-        assert dispatcher.state.workers
-        await break_off(heartbeat)
-
-    run(scene, reconnect_grace_ms=1_000)
-
-
-def test_a_new_leader_waits_for_a_worker_that_refuses_new_consumers() -> None:
-    storage = MemoryStorage()
-    consumer_id = joined_before(storage)
-
-    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
-        await say_refused(face, consumer_id, answered=False)
-        await some_checks()
-        assert dispatcher.state.workers
-
-    run(scene, storage, reconnect_grace_ms=1_000)  # of which who is new here has three
-
-
-def test_nobody_is_given_up_without_a_timeout() -> None:
-    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
-        await beat(face)
-        consumer_id = await join(dispatcher, face)
-        await break_off(await poll(dispatcher, face))
-        await say_refused(face, consumer_id)
-        await some_checks()
-        assert dispatcher.state.workers
-
-    run(scene, worker_timeout_ms=-1, reconnect_grace_ms=100)
 
 
 # -- consumers that are gone -----------------------------------------------------------------------

@@ -69,12 +69,6 @@ class TestFollower:
         self.expect_current()
         assert "vanishes" not in self.follower.state.datasets
 
-    def test_records_that_the_storage_lost_vanish_from_the_follower(self) -> None:
-        self.writer.append([dataset("vanishes")])
-        self.follower.catch_up()
-        self.storage.lose(1)
-        self.expect_current()
-
     def test_a_follower_continues_from_a_snapshot_when_its_records_were_trimmed(self) -> None:
         self.follower.catch_up()
         self.writer.append([dataset(str(i)) for i in range(20)])

@@ -6,7 +6,6 @@ import contextlib
 import json
 import pathlib
 import random
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -136,12 +135,6 @@ def test_what_a_dataset_says_is_bounded(
         client.call(request, pb.RegisterDatasetResponse)
 
 
-def test_equal_datasets_are_one(client: DispatcherClient) -> None:
-    first = register(client, structure='{"tuple":[]}')
-    assert register(client, structure='{"tuple":[]}') == first
-    assert register(client, structure='{"none":true}') != first
-
-
 def test_an_id_that_a_client_chose_is_given_to_no_other_dataset(client: DispatcherClient) -> None:
     assert register(client, structure='{"dict":[]}', dataset_id="chosen") == "chosen"
     given = register(client, structure='{"dict":[]}')
@@ -200,13 +193,6 @@ def test_repeated_requests_skip_a_split_once(client: DispatcherClient) -> None:
         assert client.call(skip, pb.SkipSplitResponse).skipped
     skip.request.number = 2
     assert not client.call(skip, pb.SkipSplitResponse).skipped
-    jobs = json.loads(client.call(pb.GetStatusRequest(), pb.GetStatusResponse).status)["jobs"]
-    ((found,),) = (each["iterations"] for each in jobs if each["name"] == "skips")
-    assert found["skipped"] == 1
-    told = {
-        "worker_address": "skips:1", "split": 3, "element": 1, "reason": "why", "records": 0,
-    }  # fmt: skip
-    assert found["skips"] == [told]
     with pytest.raises(NotFound, match="Task 4711 not found"):
         client.call(pb.SkipSplitRequest(task_id=4711), pb.SkipSplitResponse)
 
@@ -322,23 +308,6 @@ def test_garbage_is_refused(dispatcher: DispatcherProcess, method: str) -> None:
         with pytest.raises(grpc.RpcError) as unknown:
             channel.unary_unary("/forebay.v1.Dispatcher/Nonsense", None, None)(b"", timeout=10)
         assert unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-
-def test_a_long_poll_ends_when_there_is_news(client: DispatcherClient) -> None:
-    dataset_id = register(client, sources=[ev.SplitSource(count=10)])
-    worker = pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="poll:1", uid=1)
-    beat = client.call(worker, pb.WorkerHeartbeatResponse)
-    worker.version, worker.wait_ms = beat.version, 30_000
-    answers: list[pb.WorkerHeartbeatResponse] = []
-    poll = threading.Thread(
-        target=lambda: answers.append(client.call(worker, pb.WorkerHeartbeatResponse, timeout_s=60))
-    )
-    poll.start()
-    job_id = job(client, dataset_id, sharding=ev.DYNAMIC)
-    client.call(pb.JoinIterationRequest(job_id=job_id), pb.JoinIterationResponse)
-    poll.join(20)
-    assert answers[0].version > beat.version
-    assert dataset_id in {task.dataset_id for task in answers[0].tasks}
 
 
 def test_a_dispatcher_whose_disk_is_full_says_so_and_loses_nothing(tmp_path: pathlib.Path) -> None:

@@ -384,19 +384,6 @@ def test_a_directory_that_will_never_be_listed_is_refused_at_once(
         saved_chunks.look(str(save), [])
 
 
-def test_the_log_names_a_job_that_waits_long_for_a_save_once(
-    save: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    search = saved_chunks.Search(str(save))
-    search.look([])
-    assert not caplog.messages
-    monkeypatch.setattr(saved_chunks, "WAITING_S", 0.0)
-    search.look([])
-    search.look([])
-    (said,) = caplog.messages
-    assert str(save) in said
-
-
 def test_chunks_that_were_found_before_a_save_failed_are_read(save: pathlib.Path) -> None:
     async def steps(loaded: Loaded) -> None:
         write(save, "chunk_0_0_1", "chunk_0_1_1")

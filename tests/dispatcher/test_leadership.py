@@ -91,20 +91,6 @@ def test_a_renewal_that_was_sent_before_a_query_does_not_prove_leadership_for_it
     assert storage.count == 2
 
 
-def test_a_displaced_leader_learns_it_once() -> None:
-    storage, leads, lost = leadership(1)
-    storage.error = Fenced("term 2 exists")
-
-    async def prove() -> None:
-        with pytest.raises(Fenced):
-            await leads.prove()
-        await leads.keep()  # ends
-
-    asyncio.run(prove())
-    assert lost
-    assert not leads.known
-
-
 def test_an_event_that_cannot_be_applied_is_neither_journaled_nor_published(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
-import json
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -16,12 +15,9 @@ import pytest
 from forebay.journal.codec import FORMAT, encode
 from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.verification import verify
-from forebay.service import slicing
 from forebay.service.core import commands as c
-from forebay.service.core.status import status
 from forebay.service.dispatcher import (
     decider,
-    forebay_face,
     positions,
     save_directory,
     tensorflow_face,
@@ -199,27 +195,6 @@ def test_snapshots_are_rarer_while_large_saves_are_written(tmp_path: Path) -> No
     assert 2 <= len(written) <= 8
     distances = [b - a for a, b in itertools.pairwise(sorted(written))]
     assert distances == sorted(distances), "further and further apart"
-
-
-def test_snapshots_are_rarer_while_many_splits_have_names() -> None:
-    """Those of a save that is read while it is written: each snapshot has them all."""
-    storage = MemoryStorage()
-
-    async def scene(dispatcher: Dispatcher) -> None:
-        source = ev.SplitSource(saved_chunks=ev.SavedChunks(path="/save"))
-        definition = ev.DatasetDefinition(sources=[source])
-        await dispatcher.execute(c.RegisterDataset(dataset_id="d", definition=definition))
-        job = c.GetOrCreateJob(dataset_id="d", name="n", sharding=ev.DYNAMIC)
-        join = c.JoinIteration(job_id=await dispatcher.execute(job), epoch=0)
-        joined = await dispatcher.execute(join)
-        found = c.FindSplits(
-            iteration_id=joined.iteration_id, source=0, complete=False,
-            names=tuple(f"chunk {number}" for number in range(1_000)),
-        )  # fmt: skip
-        await dispatcher.execute(found)
-        assert dispatcher._next_snapshot() >= dispatcher.state.sequence + 2_000
-
-    run_dispatcher(storage, scene, snapshot_events=10, **NEVER)
 
 
 class Stubborn(MemoryStorage):
@@ -472,48 +447,8 @@ def test_what_is_collected_at_once_shares_a_commit() -> None:
         assert (storage.appends, len(dispatcher.state.iterations)) == (1, 9)
         assert not await collector.collect_idle_iterations()
         assert (storage.appends, len(dispatcher.state.iterations)) == (2, 0)
-        for _ in range(decider.AT_ONCE + 9):
-            await dispatcher.execute(
-                c.GetOrCreateJob(dataset_id=await register(dispatcher), name="", sharding=ev.OFF)
-            )
-        for number in range(9):
-            await register(dispatcher, f"d{number}")
-        state, storage.appends = dispatcher.state, 0
-        for kept in (state.jobs, state.datasets):
-            for used in kept.values():
-                used.used_ms = 1
-        assert await collector.remove_unused(), "there are more"
-        assert (storage.appends, len(state.jobs)) == (1, 10)
-        assert not await collector.remove_unused()
-        assert not (state.jobs or state.datasets)
-        assert storage.appends == 2
 
-    run_dispatcher(storage, scene, finished_retention_ms=0, unused_retention_hours=1, **NEVER)
-
-
-def test_who_is_silent_is_given_up_while_much_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def nothing() -> bool:
-        return False
-
-    async def scene(dispatcher: Dispatcher) -> None:
-        monkeypatch.setattr(dispatcher.garbage_collector, "collect_idle_iterations", nothing)
-        await finish_epochs(dispatcher, 2 * decider.AT_ONCE + 9)
-        kinds: list[str] = []
-
-        def see(event: ev.Event) -> None:
-            kinds.append(event.WhichOneof("event") or "")
-            if kinds == ["iteration_summarized"]:
-                (worker_id,) = dispatcher.state.workers
-                dispatcher.failure_detector._present(worker_id).until_s = 0
-
-        dispatcher.subscribe(see)
-        monkeypatch.undo()
-        await until(lambda: not (dispatcher.state.iterations or dispatcher.state.workers))
-        assert kinds.index("worker_lost") in (decider.AT_ONCE, 2 * decider.AT_ONCE), (
-            "between batches"
-        )
-
-    run_dispatcher(MemoryStorage(), scene, finished_retention_ms=0, **OFTEN)
+    run_dispatcher(storage, scene, finished_retention_ms=0, **NEVER)
 
 
 def test_what_nobody_uses_goes_with_time_and_what_is_read_does_not() -> None:
@@ -589,39 +524,3 @@ def test_an_id_that_another_dataset_gets_yields_that_ones_splits() -> None:
 
 
 STEPS = ev.Arithmetic(start=7, stop=70, step=7)
-
-
-def test_a_status_is_of_one_position_though_others_are_answered_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(slicing, "SLICE_S", -1.0)  # after each piece
-
-    async def scene(dispatcher: Dispatcher) -> None:
-        await register(dispatcher, "d")
-        for number in range(20):
-            await join(dispatcher, "d", f"job {number}")
-        before = json.loads(json.dumps(status(dispatcher.state)))
-        face = forebay_face.ForebayFace(dispatcher)
-        asked = asyncio.create_task(face.get_status(pb.GetStatusRequest()))
-        await asyncio.sleep(0)  # it begins
-        consumers = list(dispatcher.state.consumers)
-        others = [
-            asyncio.create_task(join(dispatcher, "d", "a later job")),
-            *(
-                asyncio.create_task(
-                    dispatcher.execute(c.LeaveIteration(consumer_id=consumer_id, reason="r"))
-                )
-                for consumer_id in consumers
-            ),
-        ]
-        await asyncio.sleep(0)  # all are decided; when they are durable, the storage's thread says
-        assert len(dispatcher.state.jobs) == 21
-        assert not dispatcher.state.consumers.keys() & {*consumers}
-        assert not asked.done()
-        await asyncio.gather(*others)
-        answered = json.loads((await asked).status)
-        for job in answered["jobs"]:  # what is told is no state, and of no position
-            job |= {"errors": [], "gone": [], "losses": [], "left": None}
-        assert {key: answered[key] for key in before} == before
-
-    run_dispatcher(MemoryStorage(), scene, **NEVER)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -58,27 +57,6 @@ def test_members_of_a_restarted_dispatcher_have_time_to_find_it_whatever_the_tim
 
     run_dispatcher(storage, before)
     run_dispatcher(storage, after, worker_timeout_ms=200, client_timeout_ms=200)
-
-
-def test_members_that_are_given_up_together_share_a_commit() -> None:
-    async def scene(dispatcher: Dispatcher) -> None:
-        for uid in range(100):
-            await dispatcher.execute(c.RegisterWorker(address=f"w:{uid}", uid=uid))
-        commits: list[int] = []
-        append = dispatcher.writer.append
-
-        def counted(records: Sequence[bytes]) -> int:
-            commits.append(len(records))
-            return append(records)
-
-        dispatcher.writer.append = counted  # type: ignore[method-assign]
-        for worker_id in dispatcher.state.workers:
-            dispatcher.failure_detector._present(worker_id).until_s = 0
-        await until(lambda: not dispatcher.state.workers)
-        await dispatcher.settled()
-        assert sum(commits) == 100 and len(commits) <= 2
-
-    run_dispatcher(MemoryStorage(), scene)
 
 
 @pytest.mark.parametrize("stock", [True, False])

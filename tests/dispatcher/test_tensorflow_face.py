@@ -18,7 +18,7 @@ from tensorflow.data.experimental import service
 from forebay.service.proto import tf_service_pb2 as pb
 
 from ..cluster import WorkerProcess
-from ..stock import DispatcherProcess, call, call_raw, stock_workers
+from ..stock import DispatcherProcess, call, stock_workers
 
 WORKERS = 2
 
@@ -34,13 +34,6 @@ def distributed(
     **options: Any,
 ) -> tf.data.Dataset:
     return dataset.apply(service.distribute(sharding, dispatcher.target, **options))
-
-
-def test_coordinated_reads_of_shards_are_refused(dispatcher: DispatcherProcess) -> None:
-    dataset = tf.data.Dataset.range(10).repeat()
-    how = {"job_name": "no", "num_consumers": 2, "consumer_index": 0}
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"static sharding.*DYNAMIC"):
-        next(iter(distributed(dispatcher, dataset, service.ShardingPolicy.DATA, **how)))
 
 
 def test_a_stock_client_reads_from_our_workers_and_stock_ones(tmp_path: pathlib.Path) -> None:
@@ -267,19 +260,6 @@ class TestProtocol:
         with pytest.raises(tf.errors.InvalidArgumentError, match="another cardinality"):
             service.register_dataset(target, tf.data.Dataset.range(4), dataset_id="taken")
 
-    def test_a_job_name_stands_for_one_way_of_reading(self) -> None:
-        dataset_id = service.register_dataset(self.dispatcher.target, tf.data.Dataset.range(3))
-        job = {"dataset_id": dataset_id.numpy().decode(), "job_name": "one"}
-        first = self.call("GetOrCreateJob", **job)
-        assert self.call("GetOrCreateJob", **job) == first
-        self.refuses(
-            "GetOrCreateJob",
-            grpc.StatusCode.INVALID_ARGUMENT,
-            "Existing processing mode: <OFF>; got <DYNAMIC>",
-            processing_mode_def=pb.ProcessingModeDef(sharding_policy=pb.ProcessingModeDef.DYNAMIC),
-            **job,
-        )
-
     def test_version_config_and_workers(self) -> None:
         assert self.call("GetVersion").version == 9
         assert not self.call("GetDataServiceConfig").config.deployment_mode
@@ -306,18 +286,6 @@ class TestProtocol:
     def test_unknown_saves(self, method: str) -> None:
         self.refuses(method, grpc.StatusCode.NOT_FOUND, "does not know of a save at ''")
 
-    def test_splits_of_what_is_not_sharded(self) -> None:
-        address = "127.0.0.1:3"
-        running = [task.task_id for task in self.heartbeat(address).new_tasks]
-        self.join(tf.data.Dataset.range(5), "OFF")
-        (task,) = self.heartbeat(address, *running).new_tasks
-        self.refuses(
-            "GetSplit",
-            grpc.StatusCode.FAILED_PRECONDITION,
-            "not sharded dynamically",
-            iteration_id=task.iteration_id,
-        )
-
     @pytest.mark.parametrize("graph", [b"", b"\xff" * 20, b"no graph", struct.pack("<q", 7)])
     def test_a_graph_that_is_none(self, graph: bytes) -> None:
         self.refuses(
@@ -332,12 +300,3 @@ class TestProtocol:
             "graph|GraphDef",
             dataset=pb.DatasetDef(graph=graph),
         )
-
-    @pytest.mark.parametrize(
-        "method", ["GetSplit", "WorkerHeartbeat", "GetOrRegisterDataset", "ClientHeartbeat"]
-    )
-    def test_malformed_messages(self, method: str) -> None:
-        with pytest.raises(grpc.RpcError, match=f"no {method}Request message") as raised:
-            call_raw(self.dispatcher, method, b"\xff\xff\xff")
-        assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-        assert self.call("GetVersion").version == 9
