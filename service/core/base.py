@@ -8,13 +8,13 @@ import this file and each other, in one direction; machine.py puts them together
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from msgspec import Struct
 
 from ...journal.proto import events_pb2 as ev
-from ..errors import NotFound, Unavailable
+from ..errors import InvalidArgument, NotFound, Unavailable
 from .state import Consumer, Dataset, EndedSave, Iteration, Save, State, Task
 
 
@@ -121,6 +121,22 @@ def find_task(state: State, task_id: int) -> Task | None:
             "once the worker has registered again"
         )
     return task
+
+
+def find_running_task(state: State, task_id: int) -> Task:
+    """Raises NotFound, and Unavailable as `find_task` does."""
+    task = find_task(state, task_id)
+    if task is None or task.completed:
+        raise NotFound(f"Task {task_id} not found: it has ended, or its worker was lost")
+    return task
+
+
+def require_one_of_each(who: str, what: str, values: Sequence[int], bundles: Sequence[int]) -> None:
+    """Raises InvalidArgument if a report on bundles has not one value of each."""
+    if len(values) != len(bundles):
+        raise InvalidArgument(
+            f"{who} reports {len(values)} {what} of {len(bundles)} bundles; report one of each"
+        )
 
 
 def find_save(state: State, path: str) -> Save | EndedSave:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ...journal.proto import events_pb2 as ev
 from ..errors import InvalidArgument
-from .base import Command, Decide, Decision, EventKind, Events
+from .base import Command, Decide, Decision, EventKind, Events, require_one_of_each
 from .iterations import first_epoch
 from .state import Job, State
 
@@ -36,11 +36,7 @@ class CheckBundles(Command, frozen=True, kw_only=True):
 
 
 def _check_bundles(state: State, command: CheckBundles) -> Decision:
-    if len(command.bundles) != len(command.checksums):
-        raise InvalidArgument(
-            f"{len(command.checksums)} checksums of {len(command.bundles)} bundles of job "
-            f"{command.job_id}; report one of each"
-        )
+    require_one_of_each("a worker", "checksums", command.checksums, command.bundles)
     job = state.jobs.get(command.job_id)
     if job is None or job.order is None:  # the worker is late: the job was removed
         return Decision([], [])

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ...journal.proto import events_pb2 as ev
 from .. import ranges
 from ..errors import InvalidArgument
-from .base import Command, Decide, Decision, EventKind, Events, find_consumer
+from .base import Command, Decide, Decision, EventKind, Events, find_consumer, require_one_of_each
 from .state import Consumer, Iteration, State
 
 MAX_CLAIMS = 1000
@@ -53,11 +53,8 @@ def _claim_bundles(state: State, command: ClaimBundles) -> Decision:
             f"consumer {consumer.consumer_id} claims bundles of iteration "
             f"{iteration.iteration_id}, which is not read at least once"
         )
-    if len(command.places) != len(command.cursors):
-        raise InvalidArgument(
-            f"consumer {consumer.consumer_id} reports {len(command.cursors)} cursors of "
-            f"{len(command.places)} bundles; report one of each"
-        )
+    who = f"consumer {consumer.consumer_id}"
+    require_one_of_each(who, "cursors", command.cursors, command.places)
     claims = dict(consumer.claims)
     reported = zip(command.places, command.cursors, strict=True)
     moved = {place: cursor for place, cursor in reported if cursor > claims.get(place, cursor)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
@@ -142,11 +144,7 @@ def _check_coordinated(command: GetOrCreateJob, num_consumers: int) -> None:
         'target_workers "LOCAL". Coordinated reads require non-local workers: all consumers have '
         "to read from the same ones": _targets(command.target_workers) == "LOCAL",
     }
-    for what, found in wrong.items():
-        if found:
-            raise InvalidArgument(
-                f"a coordinated read (num_consumers={num_consumers}) does not go with {what}"
-            )
+    _refuse(f"a coordinated read (num_consumers={num_consumers})", wrong)
 
 
 def _check_in_bundles(command: GetOrCreateJob, order: ev.OrderSpec) -> None:
@@ -162,9 +160,12 @@ def _check_in_bundles(command: GetOrCreateJob, order: ev.OrderSpec) -> None:
             _targets(command.target_workers) == "LOCAL"
         ),
     }
+    _refuse("a read at least once" if order.claimed else "an ordered read", wrong)
+
+
+def _refuse(read: str, wrong: Mapping[str, bool]) -> None:
     for what, found in wrong.items():
         if found:
-            read = "a read at least once" if order.claimed else "an ordered read"
             raise InvalidArgument(f"{read} does not go with {what}")
 
 

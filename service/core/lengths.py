@@ -7,11 +7,20 @@ lengths from the files' metadata, and declares them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from ...journal.proto import events_pb2 as ev
 from ..errors import InvalidArgument
-from .base import Command, Decide, Decision, EventKind, Events, find_consumer, find_dataset
+from .base import (
+    Command,
+    Decide,
+    Decision,
+    EventKind,
+    Events,
+    find_consumer,
+    find_dataset,
+    require_one_of_each,
+)
 from .bundles import splits_of
 from .state import BundleSpec, Dataset, Job, State
 
@@ -37,13 +46,8 @@ def _learn_lengths(state: State, command: LearnLengths) -> Decision:
             f"consumer {consumer.consumer_id} reports lengths of bundles, and job "
             f"{job.user_name} is not read in order"
         )
-    if len(command.bundles) != len(command.lengths):
-        raise InvalidArgument(
-            f"consumer {consumer.consumer_id} reports {len(command.lengths)} lengths of "
-            f"{len(command.bundles)} bundles; report one of each"
-        )
-    said = zip(command.bundles, command.lengths, strict=True)
-    return _learn(state, job, job.order, said, f"consumer {consumer.consumer_id}")
+    who = f"consumer {consumer.consumer_id}"
+    return _learn(state, job, job.order, command.bundles, command.lengths, who)
 
 
 class CountBundles(Command, frozen=True, kw_only=True):
@@ -58,22 +62,23 @@ def _count_bundles(state: State, command: CountBundles) -> Decision:
     job = state.jobs.get(command.job_id)
     if job is None or job.order is None or not (job.is_ordered and job.order.bundles):
         return Decision([], [])  # the job was removed, or nobody needs them
-    if len(command.bundles) != len(command.lengths):
-        raise InvalidArgument(
-            f"a worker reports {len(command.lengths)} lengths of {len(command.bundles)} bundles of "
-            f"job {job.user_name}; report one of each"
-        )
     bundles = [bundle % job.order.bundles for bundle in command.bundles]
-    return _learn(state, job, job.order, zip(bundles, command.lengths, strict=True), "a worker")
+    return _learn(state, job, job.order, bundles, command.lengths, "a worker")
 
 
 def _learn(
-    state: State, job: Job, order: BundleSpec, said: Iterable[tuple[int, int]], who: str
+    state: State,
+    job: Job,
+    order: BundleSpec,
+    bundles: Sequence[int],
+    lengths: Sequence[int],
+    who: str,
 ) -> Decision:
+    require_one_of_each(who, "lengths", lengths, bundles)
     known = state.datasets[job.dataset_id].lengths.get(order.bundle_splits, [])
     new: dict[int, int] = {}
     mismatches = []
-    for bundle, length in said:
+    for bundle, length in zip(bundles, lengths, strict=True):
         if not 0 <= bundle < order.bundles or length < 0:
             raise InvalidArgument(
                 f"{who} reports length {length} of bundle {bundle}: lengths are at least 0, and "

@@ -167,16 +167,6 @@ def save_state(state: State, save_id: int) -> str:
     return ABSENT if ended is None else FINISHED if ended.finished else FAILED
 
 
-def worker_state(state: State, worker_id: int) -> str:
-    """Registered or absent."""
-    return REGISTERED if worker_id in state.workers else ABSENT
-
-
-def consumer_state(state: State, consumer_id: int) -> str:
-    """Reading or absent."""
-    return READING if consumer_id in state.consumers else ABSENT
-
-
 class Entity(NamedTuple):
     name: str
     states: Callable[[State, Any], str]  # of the id
@@ -190,8 +180,8 @@ ENTITIES = (
     Entity("task", task_state, TASK),
     Entity("iteration", iteration_state, ITERATION),
     Entity("save", save_state, SAVE),
-    Entity("worker", worker_state, WORKER),
-    Entity("consumer", consumer_state, CONSUMER),
+    Entity("worker", lambda s, i: REGISTERED if i in s.workers else ABSENT, WORKER),
+    Entity("consumer", lambda s, i: READING if i in s.consumers else ABSENT, CONSUMER),
 )
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import MAX_REASON
-from ..errors import NotFound
-from .base import Command, Decide, Decision, EventKind, Events, find_task
+from .base import Command, Decide, Decision, EventKind, Events, find_running_task
 from .state import MAX_SKIPS, Skip, State
 
 
@@ -28,9 +27,7 @@ class SkipSplit(Command, frozen=True, kw_only=True):
 
 
 def _skip_split(state: State, command: SkipSplit) -> Decision:
-    task = find_task(state, command.task_id)
-    if task is None or task.completed:
-        raise NotFound(f"Task {command.task_id} not found: it has ended, or its worker was lost")
+    task = find_running_task(state, command.task_id)
     iteration = state.iterations[task.iteration_id]
     if command.records and command.element in iteration.left_out.get(command.split, ()):
         return Decision([], True)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from msgspec.structs import asdict
+
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows, source_size
-from ..errors import FailedPrecondition, InvalidArgument, NotFound
+from ..errors import FailedPrecondition, InvalidArgument
 from .base import (
     Command,
     Decide,
@@ -19,7 +21,7 @@ from .base import (
     EventKind,
     Events,
     find_iteration,
-    find_task,
+    find_running_task,
     itself,
     reserve_id,
 )
@@ -105,7 +107,7 @@ def _get_split(state: State, command: GetSplit) -> Decision:
 def _lease_splits(state: State, command: LeaseSplits) -> Decision:
     if command.want < 1:
         raise InvalidArgument(f"{command.want} splits are wanted; want 1 or more")
-    task = _running(state, command.task_id)
+    task = find_running_task(state, command.task_id)
     events = _reported(task, command)
     iteration = state.iterations[task.iteration_id]
     ledger = _find_ledger(iteration, command.source)
@@ -125,7 +127,7 @@ def _lease_splits(state: State, command: LeaseSplits) -> Decision:
 
 
 def _return_splits(state: State, command: ReturnSplits) -> Decision:
-    task = _running(state, command.task_id)
+    task = find_running_task(state, command.task_id)
     events = _reported(task, command)
     told = {*command.begun, *command.taken, *command.lost}
     kept: list[ev.Event] = []
@@ -152,19 +154,11 @@ def _return_splits(state: State, command: ReturnSplits) -> Decision:
 
 
 def _probe_splits(state: State, command: ProbeSplits) -> Decision:
-    task = _running(state, command.task_id)
+    task = find_running_task(state, command.task_id)
     ledger = _find_ledger(state.iterations[task.iteration_id], command.source)
     offer = ledger.offer(ledger.size_together, command.pass_number, command.or_later)
     over = not (offer.total or offer.waits)
     return Decision([], ev.SplitsLeased(pass_number=offer.pass_number) if over else None)
-
-
-def _running(state: State, task_id: int) -> Task:
-    """Raises NotFound."""
-    task = find_task(state, task_id)
-    if task is None or task.completed:
-        raise NotFound(f"Task {task_id} not found: it has ended, or its worker was lost")
-    return task
 
 
 def _reported(task: Task, command: _Report) -> list[ev.Event]:
@@ -218,16 +212,8 @@ def _lease(
 
 def _leased_anew(state: State, lease: Lease, count: int) -> ev.Event:
     """A new lease of the first splits of a returned lease."""
-    leased = ev.SplitsLeased(
-        lease_id=state.next_id,
-        iteration_id=lease.iteration_id,
-        task_id=lease.task_id,
-        source=lease.source,
-        pass_number=lease.pass_number,
-        first=lease.first,
-        count=count,
-    )
-    return ev.Event(splits_leased=leased)
+    again = asdict(lease) | {"lease_id": state.next_id, "count": count}
+    return ev.Event(splits_leased=ev.SplitsLeased(**again))
 
 
 def _find_splits(state: State, command: FindSplits) -> Decision:
@@ -319,15 +305,8 @@ def _splits_leased(state: State, event: ev.SplitsLeased) -> None:
         ledger.begin(event.pass_number, first, stop)
         return
     lease_id = reserve_id(state, event.lease_id)
-    state.leases[lease_id] = Lease(
-        lease_id,
-        event.iteration_id,
-        event.task_id,
-        event.source,
-        event.pass_number,
-        first,
-        event.count,
-    )
+    fields = {name: getattr(event, name) for name in Lease.__struct_fields__}
+    state.leases[lease_id] = Lease(**fields)
     state.tasks[event.task_id].leases.append(lease_id)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -77,6 +78,11 @@ class Dataset(Struct, dict=True):
             if source.HasField("explicit"):
                 source.count = len(source.explicit.splits)
         return outline
+
+    @functools.cached_property
+    def sources(self) -> Sequence[ev.SplitSource]:
+        """With the names of splits; cached."""
+        return tuple(self.definition.sources)
 
     @functools.cached_property
     def content(self) -> str:

@@ -433,10 +433,8 @@ class ForebayFace:
         listed = iteration.tasks if is_new else ()
         credential = b""
         if self._admission is not None:
-            caller, job = (
-                current_caller(self._admission),
-                self._dispatcher.state.jobs[iteration.job_id],
-            )
+            caller = current_caller(self._admission)
+            job = self._dispatcher.state.jobs[iteration.job_id]
             credential = b"".join(
                 keys.sign(consumer_id, iteration.iteration_id, caller)
                 for pool, keys in self._data_keys.items()
@@ -548,14 +546,10 @@ class ForebayFace:
 
     def _tasks(self, worker: Worker) -> Iterator[pb.Task]:
         state = self._dispatcher.state
-        graphs: dict[str, str] = {}  # by dataset; many tasks may share one
         for task_id in sorted(worker.tasks):
             task = state.tasks[task_id]
             iteration = state.iterations[task.iteration_id]
             job = state.jobs[iteration.job_id]
-            if job.dataset_id not in graphs:
-                dataset = state.datasets[job.dataset_id]
-                graphs[job.dataset_id] = stored(dataset.outline).blob
             yield pb.Task(
                 task_id=task_id,
                 iteration_id=iteration.iteration_id,
@@ -566,7 +560,7 @@ class ForebayFace:
                 shard=task.shard or 0,
                 num_consumers=job.num_consumers or 0,
                 cross_trainer_cache=job.cross_trainer_cache,
-                graph=graphs[job.dataset_id],
+                graph=stored(state.datasets[job.dataset_id].outline).blob,
                 order=None if job.order is None else order_message(job.order),
                 job_id=job.job_id,
             )

@@ -98,28 +98,17 @@ class GraphPieces:
             yield
             return
         await self._large.acquire()
-        left = _Once(self._large.release)
-        late = asyncio.get_running_loop().call_later(ON_ITS_WAY_S, left)
+        turn = contextlib.ExitStack()  # which ends once, whoever ends it
+        turn.callback(self._large.release)
+        late = asyncio.get_running_loop().call_later(ON_ITS_WAY_S, turn.close)
         try:
             yield
         except BaseException:
-            left()
+            turn.close()
             raise
 
         def answered() -> None:
             late.cancel()
-            left()
+            turn.close()
 
         when_answered(answered)
-
-
-class _Once:
-    """Calls a function on the first call only."""
-
-    def __init__(self, function: Callable[[], None]) -> None:
-        self._function: Callable[[], None] | None = function
-
-    def __call__(self) -> None:
-        function, self._function = self._function, None
-        if function is not None:
-            function()

@@ -87,11 +87,9 @@ class TensorFlowFace:
         libraries = dispatcher.options.load_op_library
         self._evaluate = evaluate or partial(evaluate_in_subprocess, op_libraries=libraries)
         self._evaluations = asyncio.Semaphore(MAX_EVALUATIONS)
-        self._sources: dict[str, Sequence[ev.SplitSource]] = {}  # of the datasets in the state
         mode = dispatcher.options.deployment_mode or "UNSPECIFIED"
         self._deployment_mode = f"DEPLOYMENT_MODE_{mode}"
         self.pusher = TaskPusher(dispatcher, self._task_def, self._turn)
-        dispatcher.subscribe(self._see)
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """For `grpc.aio.Server.add_generic_rpc_handlers`."""
@@ -366,15 +364,18 @@ class TensorFlowFace:
 
     async def get_split(self, request: pb.GetSplitRequest) -> pb.GetSplitResponse:
         # Look these up first: the iteration may be gone once the decision is durable.
-        iteration = self._dispatcher.state.iterations.get(request.iteration_id)
-        sources = self._sources_of(request.iteration_id)
+        state = self._dispatcher.state
+        iteration = state.iterations.get(request.iteration_id)
+        sources: Sequence[ev.SplitSource] = ()
+        if iteration is not None:
+            sources = state.datasets[state.jobs[iteration.job_id].dataset_id].sources
         get = c.GetSplit(
             iteration_id=request.iteration_id,
             pass_number=request.repetition,
             source=request.split_provider_index,
         )
         # TensorFlow's worker never cancels this call, and its heartbeats wait for it.
-        state, waits = self._dispatcher.state, any(map(grows, sources))
+        waits = any(map(grows, sources))
         asking = running_tasks(state, request.iteration_id) if waits else set()
         leased: ev.SplitsLeased | None
         while (leased := await self._dispatcher.execute(get)) is None:
@@ -391,20 +392,6 @@ class TensorFlowFace:
                 split=file_tensor(chunk_path(source.saved_chunks.path, name))
             )
         return pb.GetSplitResponse(split=split_tensor(split_value(source, leased.first)))
-
-    def _see(self, event: ev.Event) -> None:
-        if event.HasField("dataset_removed"):  # its id may be reused for another one
-            self._sources.pop(event.dataset_removed.dataset_id, None)
-
-    def _sources_of(self, iteration_id: int) -> Sequence[ev.SplitSource]:
-        state = self._dispatcher.state
-        iteration = state.iterations.get(iteration_id)
-        if iteration is None:
-            return ()
-        dataset_id = state.jobs[iteration.job_id].dataset_id
-        if dataset_id not in self._sources:
-            self._sources[dataset_id] = tuple(state.datasets[dataset_id].definition.sources)
-        return self._sources[dataset_id]
 
     # -- the service itself ----------------------------------------------------------------------
 

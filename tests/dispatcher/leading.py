@@ -61,7 +61,7 @@ def run_dispatcher(
     asyncio.run(run())
 
 
-async def until(true: Callable[[], bool]) -> None:
+async def until(true: Callable[[], object]) -> None:
     give_up = time.monotonic() + 60
     while not true():
         assert time.monotonic() < give_up
