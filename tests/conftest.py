@@ -52,7 +52,7 @@ LONG = (
         "e2e/test_cross_trainer_cache.py",
     ),
     *("e2e/test_crowd.py", "e2e/test_custom_ops.py"),
-    *("e2e/test_given_up.py", "e2e/test_in_functions.py", "e2e/test_left_early.py"),
+    *("e2e/test_in_functions.py", "e2e/test_left_early.py"),
     "e2e/test_losses.py",
     *("e2e/test_mixed.py", "e2e/test_opaque_elements.py", "e2e/test_pairings.py"),
     *("e2e/test_ordered_checkpoint.py", "e2e/test_parameter_servers.py", "e2e/test_preemption.py"),

@@ -134,19 +134,6 @@ def test_special_orders(lengths: list[int], cycle_length: int, block_length: int
     assert order.length == sum(lengths)
 
 
-@given(SEEDS, st.lists(st.integers(0, 9), min_size=1, max_size=9), st.integers(1, 4))
-def test_permuted_bundles(seed: int, by_bundle: list[int], cycle_length: int) -> None:
-    count = len(by_bundle)
-    sequence = permuted_many(np.arange(count), count, seed, 0)
-    lengths = np.array(by_bundle)[sequence]
-    order = EpochOrder(count, cycle_length, 2, lengths)
-    places, indexes = order.elements(0, order.known_until)
-    expected = interleaved(lengths.tolist(), cycle_length, 2)
-    assert list(zip(sequence[places], indexes, strict=True)) == [
-        (permuted(place, count, seed, 0), index) for place, index in expected
-    ]
-
-
 def test_rounds_that_begin_with_an_empty_visit() -> None:
     """All bundles go on to the last of these rounds, but one begins after the first."""
     lengths = [4, 100, 100]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import pathlib
-import re
 import signal
 import threading
 from collections import Counter
@@ -17,16 +16,14 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
-from forebay.service.client import claims, silence
-from forebay.service.errors import FailedPrecondition, ForebayError, InvalidArgument, Unimplemented
+from forebay.service.client import claims
+from forebay.service.errors import FailedPrecondition, InvalidArgument
 
 from ..cluster import WorkerProcess
 from ..ordered_reads import At, Cluster, stop_and_continue_worker, uneven_numbers
 from ..standbys import wait_until
 from ..stock import DispatcherProcess
-from .test_ordered import of_split
-from .test_ordered_resume import clocked
-from .test_preemption import Trainer, consumers, numbers
+from .test_preemption import Trainer, numbers
 
 SPLITS = 3_000
 ONCE: dict[str, Any] = {"delivery": "at_least_once", "bundle_splits": 50}
@@ -84,13 +81,9 @@ def read_together(
 
 
 class TestWithoutTrouble:
-    @pytest.mark.parametrize("how", [{}, {"shuffle": False}, {"bundle_splits": 1}, {"seed": -5}])
-    def test_one_consumer_gets_all_once(self, cluster: Cluster, how: dict[str, Any]) -> None:
-        assert sorted(read(cluster.target, register(cluster), **how)) == EXPECTED
-
     @pytest.mark.usefixtures("small_windows")
-    @pytest.mark.parametrize("readers", [2, 5])
-    def test_several_consumers_get_each_element_once(self, cluster: Cluster, readers: int) -> None:
+    @pytest.mark.parametrize("readers", [1, 5])
+    def test_consumers_get_each_element_once(self, cluster: Cluster, readers: int) -> None:
         parts = read_together(cluster.target, register(cluster), readers, job_name=new_name())
         assert sorted(itertools.chain(*parts)) == EXPECTED
 
@@ -105,12 +98,9 @@ class TestWithoutTrouble:
         assert sorted(got + read(cluster.target, dataset_id, job_name=name)) == EXPECTED
 
     @pytest.mark.usefixtures("small_windows")
-    @pytest.mark.parametrize("batch", [1, 7])
-    def test_the_element_of_a_step_that_raised_comes_again(
-        self, cluster: Cluster, batch: int
-    ) -> None:
+    def test_the_element_of_a_step_that_raised_comes_again(self, cluster: Cluster) -> None:
         """Wherever in a block it was; of others, none comes again."""
-        dataset_id = register(cluster, uneven_numbers(SPLITS).batch(batch))
+        dataset_id = register(cluster, uneven_numbers(SPLITS).batch(7))
         how, got = {**ONCE, "job_name": new_name()}, []
         for steps in (1, 2, 40, 3, None):
             raised = pytest.raises(ZeroDivisionError) if steps else contextlib.nullcontext()
@@ -119,19 +109,6 @@ class TestWithoutTrouble:
                     assert step != steps or 1 // 0
                     got += element.tolist()
         assert sorted(got) == EXPECTED
-
-    def test_some_leave_while_others_read(self, cluster: Cluster) -> None:
-        dataset_id, name = register(cluster), new_name()
-        with ThreadPoolExecutor(3) as pool:
-            others: list[Any] = []
-
-            def another() -> None:
-                others.append(pool.submit(read, cluster.target, dataset_id, 70, job_name=name))
-
-            at = dict.fromkeys((2, 60, 130), another)
-            parts = read_together(cluster.target, dataset_id, 2, at, job_name=name)
-            parts += [other.result() for other in others]
-        assert sorted(itertools.chain(*parts)) == EXPECTED
 
     def test_epochs(self, cluster: Cluster) -> None:
         dataset_id, name = register(cluster), new_name()
@@ -142,10 +119,6 @@ class TestWithoutTrouble:
         assert all(sorted(epoch) == EXPECTED for epoch in epochs)
         assert epochs[0] != epochs[1], "each has its own permutation"
         assert read(cluster.target, dataset_id, job_name=name, initial_epoch=1) == []
-
-    def test_an_epoch_of_everybodys_own_without_a_name(self, cluster: Cluster) -> None:
-        parts = read_together(cluster.target, register(cluster), 2)
-        assert [sorted(part) for part in parts] == [EXPECTED] * 2
 
     def test_into_tf_data(self, cluster: Cluster) -> None:
         dataset_id = register(cluster)
@@ -170,11 +143,6 @@ class TestWithoutTrouble:
         assert first.keys() == second.keys() == set(range(40))
         assert all(first[x] != second[x] for x in first)
 
-    def test_a_function_of_splits(self, cluster: Cluster) -> None:
-        dataset_id = service.register_dataset(cluster.target, of_split, splits=range(60))
-        with service.read(cluster.target, dataset_id, **ONCE | {"bundle_splits": 5}) as elements:
-            assert sorted(elements) == sorted(e for s in range(60) for e in of_split(s))
-
     @pytest.mark.usefixtures("small_windows")
     def test_a_dataset_that_a_function_builds(self, cluster: Cluster) -> None:
         """And a worker is killed, with the process that had built it."""
@@ -191,21 +159,9 @@ class TestWithoutTrouble:
         assert sorted(itertools.chain(*parts)) == [x * x for x in range(600)]
         cluster.resize(2)
 
-    @pytest.mark.parametrize("count", [0, 100])
-    def test_datasets_without_elements(self, cluster: Cluster, count: int) -> None:
-        nothing = tf.data.Dataset.range(count).filter(lambda x: x < 0)
-        dataset_id, name = register(cluster, nothing), new_name()
-        how: Any = {"job_name": name, "bundle_splits": 7}
-        assert read(cluster.target, dataset_id, **how) == []
-        assert read(cluster.target, dataset_id, initial_epoch=1, **how) == []
-
 
 def kill_worker(cluster: Cluster) -> At:
     return {60: cluster.replace_worker, 200: cluster.replace_worker}
-
-
-def remove_and_add_workers(cluster: Cluster) -> At:
-    return {60: lambda: cluster.resize(1), 200: lambda: cluster.resize(3)}
 
 
 def stop_worker(cluster: Cluster) -> At:
@@ -216,45 +172,20 @@ def kill_dispatcher(cluster: Cluster) -> At:
     return {60: cluster.dispatcher.kill, 61: threading.Timer(1, cluster.dispatcher.restart).start}
 
 
-TROUBLES = [kill_worker, remove_and_add_workers, stop_worker, kill_dispatcher]
-
-
 @pytest.mark.usefixtures("small_windows")
 class TestServersDie:
     """All trainers live, so they get each element once."""
 
     @pytest.mark.parametrize(
-        ("readers", "trouble"),
-        [pytest.param(1, kill_worker, marks=pytest.mark.long), *((3, each) for each in TROUBLES)],
+        "trouble", [kill_worker, kill_dispatcher, pytest.param(stop_worker, marks=pytest.mark.long)]
     )
-    def test_nobody_notices(
-        self, cluster: Cluster, readers: int, trouble: Callable[..., Any]
-    ) -> None:
+    def test_nobody_notices(self, cluster: Cluster, trouble: Callable[..., Any]) -> None:
         cluster.resize(2)
         dataset_id = register(cluster)
         how: Any = {"job_name": new_name(), "at": trouble(cluster)}
-        parts = read_together(cluster.target, dataset_id, readers, **how)
+        parts = read_together(cluster.target, dataset_id, 3, **how)
         assert sorted(itertools.chain(*parts)) == EXPECTED
         cluster.resize(2)
-
-    def test_a_dispatcher_on_redis(self, redis_storage_url: str) -> None:
-        with Cluster(redis_storage_url, 1) as running:
-            how: Any = {"job_name": new_name(), "at": kill_dispatcher(running)}
-            parts = read_together(running.target, register(running), 2, **how)
-        assert sorted(itertools.chain(*parts)) == EXPECTED
-
-    def test_a_worker_that_stays_stopped(
-        self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """What it was asked for is read from the other one."""
-        monkeypatch.setattr(silence, "SLOW_S", 0.5)
-        paused = cluster.stopped_worker()
-        how: Any = {"job_name": new_name(), "at": {60: paused.__enter__}}
-        try:
-            parts = read_together(cluster.target, register(cluster), 2, **how)
-        finally:
-            paused.__exit__(None, None, None)
-        assert sorted(itertools.chain(*parts)) == EXPECTED
 
 
 ELEMENTS = 400
@@ -319,81 +250,8 @@ class TestTrainersDie:
         assert [trainer.end() for trainer in trainers] == [143, 143, 0]
         self.require_all(trainers)
 
-    @pytest.mark.long
-    def test_all_are_killed_and_another_goes_on(
-        self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
-    ) -> None:
-        trainers = self.three(dispatcher, tmp_path)
-        for trainer in trainers:
-            kill(trainer)
-        wait_until(lambda: not consumers(dispatcher))
-        late = Trainer(
-            "at least once", dispatcher.target, numbers(dispatcher.target), tmp_path / "late"
-        )
-        assert late.end() == 0
-        used = {number for trainer in [*trainers, late] for number in trainer.elements()}
-        assert used == {*range(ELEMENTS)}
-
-
-def refused(cluster: Cluster, dataset: Any, **how: Any) -> ForebayError:
-    with pytest.raises(ForebayError) as error:
-        read(cluster.target, service.register_dataset(cluster.target, dataset), **how)
-    return error.value
-
 
 class TestRefused:
-    @pytest.mark.parametrize(
-        ("build", "kind", "says"),
-        [
-            (lambda: tf.data.Dataset.range(20).repeat(), Unimplemented, "RepeatDataset"),
-            (lambda: tf.data.Dataset.random(5), ForebayError, "RandomDataset|no end"),
-            (
-                lambda: tf.data.Dataset.range(20).concatenate(tf.data.Dataset.range(5)),
-                Unimplemented,
-                "RangeDataset.*another source.*Zip them",
-            ),
-        ],
-    )
-    def test_pipelines_without_bundles(
-        self, cluster: Cluster, build: Any, kind: type[ForebayError], says: str
-    ) -> None:
-        error = refused(cluster, build())
-        assert isinstance(error, kind)
-        assert re.search(says, str(error))
-
-    def test_a_pipeline_that_is_not_deterministic(
-        self, cluster: Cluster, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """It is told of; and a bundle that ends before its cursor is refused."""
-        dataset_id, name = register(cluster, clocked(1000)), new_name()
-        how: Any = {"job_name": name, "bundle_splits": 1000}
-        got = read(cluster.target, dataset_id, **how)
-        assert got and "Timestamp" in caplog.text and "may not repeat" in caplog.text
-
-    @pytest.mark.parametrize(
-        ("wrong", "says"),
-        [
-            ({"delivery": "exactly_once"}, "delivery='exactly_once' must be 'at_most_once' or"),
-            ({"ordered": True}, "ordered=True and delivery=.*leave delivery out"),
-            ({"num_consumers": 2, "consumer_index": 0, "job_name": "x"}, "leave num_consumers out"),
-            ({"seed": 1.5}, "seed=1.5 must be an integer"),
-            ({"bundle_splits": 0}, "bundle_splits=0 must be an integer from 1"),
-            ({"batch_size": 4}, "batch_size: no argument of a read at least once, which takes"),
-            (
-                {"cycle_length": 4, "start_step": 1},
-                "cycle_length, start_step: no argument of a",
-            ),
-            ({"processing_mode": service.ShardingPolicy.FILE}, "processing_mode=FILE: give OFF or"),
-            ({"max_outstanding_requests": 5}, "max_outstanding_requests=5: leave it out"),
-            ({"target_workers": "LOCAL"}, "target_workers='LOCAL': leave it out"),
-            ({"cross_trainer_cache": service.CrossTrainerCache("a"), "job_name": "x"}, "leave it"),
-            ({"initial_epoch": 1}, "initial_epoch=1 needs a job_name"),
-        ],
-    )
-    def test_arguments(self, cluster: Cluster, wrong: Any, says: str) -> None:
-        with pytest.raises(InvalidArgument, match=says):
-            service.read(cluster.target, "any", **ONCE | wrong)
-
     def test_a_dataset_id_that_tensorflows_own_operations_would_read(
         self, cluster: Cluster
     ) -> None:
@@ -407,17 +265,6 @@ class TestRefused:
 
         with pytest.raises(InvalidArgument, match="delivery='at_least_once' is not for a dataset_"):
             first(tf.constant(register(cluster)))
-
-    def test_another_way_to_read_the_same_job(self, cluster: Cluster) -> None:
-        dataset_id, name = register(cluster), new_name()
-        read(cluster.target, dataset_id, 1, job_name=name)
-        others: list[Any] = [{"delivery": "at_most_once"}, ONCE | {"seed": 8}]
-        for how, got in zip(others, ("none", "at least once, seed=8"), strict=True):
-            with (
-                pytest.raises(InvalidArgument, match=f"Existing order: <at least once.*<{got}"),
-                service.read(cluster.target, dataset_id, job_name=name, **how) as elements,
-            ):
-                next(elements)
 
 
 def test_a_bundle_that_became_shorter_is_refused(tmp_path: pathlib.Path) -> None:

@@ -97,15 +97,6 @@ def test_all_trainers_read_what_is_produced_once(target: str) -> None:
     assert all(elements == got[0] for elements in got)
 
 
-@pytest.mark.parametrize("trainer", [stock_trainer, our_trainer, reading_trainer])
-def test_a_trainer_reads_no_element_again(target: str, trainer: Trainer) -> None:
-    dataset_id = service.register_dataset(target, numbers())
-    job = trainer.__name__
-    assert first(trainer(target, dataset_id, job, "trainer"), 10) == [*range(10)]
-    then = first(trainer(target, dataset_id, job, "trainer"), 10)
-    assert then == [*range(then[0], then[0] + 10)] and then[0] >= 10
-
-
 def test_distribute(target: str) -> None:
     for trainer_id in ("a", "b"):
         cache = service.CrossTrainerCache(trainer_id)
@@ -148,27 +139,6 @@ def test_a_slow_trainer_skips_and_is_told_how_much(
     assert cache.skipped == got[-1] + 1 - len(got) > 0
     assert got == sorted(set(got))
     assert "trainer 'slow' has skipped" in caplog.text
-
-
-def test_under_dynamic_sharding_trainers_share_splits(tmp_path: pathlib.Path) -> None:
-    with DispatcherProcess(tmp_path) as dispatcher, worker(dispatcher), worker(dispatcher):
-        dataset_id = service.register_dataset(
-            dispatcher.target, tf.data.Dataset.range(10**9).repeat()
-        )
-        one, other = (
-            service.read(
-                dispatcher.target, dataset_id, processing_mode=DYNAMIC, job_name="job",
-                cross_trainer_cache=service.CrossTrainerCache(trainer_id),
-            )
-            for trainer_id in ("first", "second")
-        )  # fmt: skip
-        with one, other:
-            got = take(one, 5000)
-            assert len(set(got)) == len(got)
-            again: list[int] = []
-            while not {*got} <= {*again}:  # it comes to all that the first has had
-                again += take(other, 5000)
-            assert len(set(again)) == len(again)
 
 
 # -- what is refused -----------------------------------------------------------------------------

@@ -78,7 +78,7 @@ with service.read(sys.argv[1], sys.argv[2], processing_mode="distributed_epoch")
 """
 
 
-@pytest.mark.parametrize("protocol", ["tcp", "grpc"])
+@pytest.mark.parametrize("protocol", ["tcp", pytest.param("grpc", marks=pytest.mark.long)])
 def test_a_killed_trainer_does_not_hold_up_a_draining_worker(
     protocol: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,6 +110,7 @@ def test_a_worker_whose_trainer_takes_everything_in_time_exits_with_0() -> None:
             assert worker.stop() == 0
 
 
+@pytest.mark.long
 def test_a_worker_that_drains_for_long_holds_up_only_its_own_readers(
     tmp_path: pathlib.Path,
 ) -> None:

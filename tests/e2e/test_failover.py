@@ -15,7 +15,7 @@ from forebay.journal.verification import stats
 from forebay.storage import open_storage
 
 from ..cluster import WorkerProcess
-from ..standbys import ON_ALL, leads, running_pair, wait_until
+from ..standbys import leads, running_pair, wait_until
 from ..stock import DispatcherProcess, ServerProcess, slow, stock_workers
 
 DYNAMIC = "distributed_epoch"
@@ -29,7 +29,6 @@ def pair(any_storage: str) -> Iterator[list[DispatcherProcess]]:
         yield running
 
 
-@ON_ALL
 def test_forebays_workers_and_trainers_go_on(
     pair: list[DispatcherProcess], any_storage: str
 ) -> None:

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.data.experimental import service as stock
@@ -109,11 +108,10 @@ def zipped() -> Any:
 
 
 @pytest.mark.parametrize("dataset", [numbers, shuffled, zipped])
-@pytest.mark.parametrize("count", [1, 2])
 def test_the_next_reader_gets_buffered_elements_and_unstarted_splits(
-    dispatcher: DispatcherProcess, workers: Workers, dataset: Callable[[], Any], count: int
+    dispatcher: DispatcherProcess, workers: Workers, dataset: Callable[[], Any]
 ) -> None:
-    for _ in range(count):
+    for _ in range(2):
         workers.start()
     dataset_id = service.register_dataset(dispatcher.target, dataset())
     got: list[int] = []
@@ -127,23 +125,6 @@ def test_the_next_reader_gets_buffered_elements_and_unstarted_splits(
         got += [int(element[0]) for element in elements]
     assert sorted(got) == [*range(ELEMENTS)]
     wait_until(lambda: not workers.runners())
-
-
-def test_the_next_reader_continues_the_pass(
-    dispatcher: DispatcherProcess, workers: Workers
-) -> None:
-    workers.start()
-    dataset_id = service.register_dataset(
-        dispatcher.target, numbers(tf.data.Dataset.range(100).repeat(5))
-    )
-    got: list[int] = []
-    for _ in range(3):
-        with read(dispatcher.target, dataset_id) as elements:
-            got += [int(element[0]) for element in itertools.islice(elements, 120)]
-        workers.wait_until_parked()
-    with read(dispatcher.target, dataset_id) as elements:
-        got += [int(element[0]) for element in elements]
-    assert sorted(got) == sorted([*range(100)] * 5)
 
 
 def test_a_pipeline_that_ended_by_itself_is_not_begun_again(
@@ -177,58 +158,6 @@ def test_a_pipeline_without_leases_begins_again(
         assert [int(element[0]) for element in elements] == [*range(ELEMENTS)]
 
 
-class Gate:
-    """Elements of a megabyte, of one split: the pipeline comes to `first`, and waits there."""
-
-    def __init__(self, first: int) -> None:
-        self.first = first
-        self.may_go_on = threading.Event()
-
-    def dataset(self) -> Any:
-        def of(_: Any) -> Any:
-            return tf.data.Dataset.range(60).map(self._made)
-
-        return tf.data.Dataset.range(1).flat_map(of)
-
-    def _made(self, number: Any) -> Any:
-        waited = tf.numpy_function(self._wait, [number], tf.int64)
-        return tf.fill([1 << 17], tf.ensure_shape(waited, []))
-
-    def _wait(self, number: int) -> int:
-        assert number < self.first or self.may_go_on.wait(60)
-        return number
-
-
-@pytest.mark.parametrize("mode", [OFF, DYNAMIC])
-def test_a_reader_returns_while_the_pipeline_is_being_parked(
-    dispatcher: DispatcherProcess, workers: Workers, mode: Any
-) -> None:
-    """Without leases it gets the elements once, from the first one on; with them what the pipeline
-    had begun to its end, although that is more than is kept for nobody."""
-    gate = Gate(first=6)
-    worker = workers.start(memory_budget=64 << 20)
-    dataset_id = service.register_dataset(dispatcher.target, gate.dataset())
-    got: list[int] = []
-    with read(dispatcher.target, dataset_id, mode) as elements:
-        got += [int(element[0]) for element in itertools.islice(elements, 2)]
-    (runner,) = workers.runners()
-    wait_until(lambda: runner.is_being_parked())
-    with read(dispatcher.target, dataset_id, mode) as elements:
-
-        def first() -> None:
-            got.append(int(next(elements)[0]))
-
-        thread = threading.Thread(target=first)
-        thread.start()
-        wait_until(lambda: runner.output.opens == 2)
-        gate.may_go_on.set()
-        thread.join()
-        wait_until(lambda: worker.idle.budget.held > 10 << 20)
-        got += [int(element[0]) for element in elements]
-    assert not workers.observer.unfinished
-    assert got == [*range(2 if mode == OFF else 0), *range(60)]
-
-
 def test_a_static_shard_begins_anew_and_its_job_ends(tmp_path: pathlib.Path) -> None:
     with DispatcherProcess("memory:", workers="127.0.0.1") as dispatcher:
         workers = Workers(dispatcher)
@@ -245,52 +174,6 @@ def test_a_static_shard_begins_anew_and_its_job_ends(tmp_path: pathlib.Path) -> 
                 assert not [*elements], "the epoch is over"
         finally:
             workers.all[0].stop()
-
-
-def numbers_from(start: int) -> Iterator[Any]:
-    for number in range(start, start + 20):
-        yield np.full(5_000, number)
-
-
-def test_a_python_dataset_that_nobody_reads_has_no_processes(
-    dispatcher: DispatcherProcess, workers: Workers
-) -> None:
-    workers.start(processes=2)
-    made = service.python_dataset(splits=range(0, ELEMENTS, 20))(numbers_from)
-    dataset_id = service.register_dataset(dispatcher.target, made)
-    got: list[int] = []
-    for _ in range(3):
-        with read(dispatcher.target, dataset_id) as elements:
-            got += [int(element[0]) for element in itertools.islice(elements, 60)]
-        workers.wait_until_parked()
-        wait_until(lambda: not task_threads())
-    with read(dispatcher.target, dataset_id) as elements:
-        got += [int(element[0]) for element in elements]
-    assert sorted(got) == [*range(ELEMENTS)]
-
-
-def test_a_cache_that_nobody_reads_gives_its_window_only_if_others_need_it(
-    dispatcher: DispatcherProcess, workers: Workers
-) -> None:
-    worker = workers.start(kept_pipelines=4, memory_budget=32 << 20)
-    dataset_id = service.register_dataset(dispatcher.target, numbers().repeat())
-
-    def trainer(name: str) -> Any:
-        cache = service.CrossTrainerCache(name)
-        return service.read(
-            dispatcher.target, dataset_id, job_name="cached", cross_trainer_cache=cache
-        )
-
-    with trainer("one") as elements:
-        assert len([*itertools.islice(elements, 800)]) == 800  # 32 MB
-    (cached,) = worker.tasks.unfinished()
-    assert cached.output.held_bytes > 30 << 20
-    with read(dispatcher.target, dataset_id, OFF) as elements:
-        for _ in itertools.islice(elements, 100):
-            pass
-        wait_until(lambda: cached.is_parked and not cached.output.held_bytes)
-    with trainer("two") as elements:
-        assert int(next(elements)[0]) == 0, "it begins anew"
 
 
 def test_the_buffers_of_all_abandoned_jobs_share_a_bound(

@@ -90,14 +90,3 @@ def test_a_stock_client_with_both_kinds_of_workers(dispatcher: DispatcherProcess
         ours = tf.data.Dataset.range(9).apply(service.distribute(DYNAMIC, dispatcher.target))
         with pytest.raises(tf.errors.UnimplementedError, match="service's own"):
             list(ours)
-
-
-def test_a_stock_client_rides_out_a_restart(tmp_path: pathlib.Path) -> None:
-    with DispatcherProcess(tmp_path) as d, WorkerProcess(d.address):
-        dataset = tf.data.Dataset.range(3000).apply(stock.distribute(DYNAMIC, d.target))
-        got = []
-        for x in dataset:
-            got.append(int(x))
-            if len(got) == 500:
-                d.kill_and_restart()
-        assert sorted(got) == list(range(3000))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import pathlib
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -26,12 +25,9 @@ from ..ordered_numbers import (
     NUMBER,
     ORDER,
     STEPS,
-    in_steps,
     ordered_dataset,
-    register_numbers,
     steps_of,
 )
-from ..ordered_reads import Cluster
 
 
 def dataset(target: str, dataset_id: str, position: Any, **how: Any) -> Any:
@@ -169,48 +165,6 @@ def test_by_the_element_and_in_a_function(
     again = Training(tmp_path)
     read = dataset(target, numbers, again.position, batch_size=None)
     assert again.train(read.batch(1), None) == [[x] for x in first[21:]]
-
-
-def group(
-    target: str, dataset_id: str, position: Any, consumers: int, steps: int | None
-) -> tuple[list[list[int]], list[int]]:
-    """The steps that a group takes from the position on, and the position of each consumer."""
-    found: list[list[list[int]]] = [[] for _ in range(consumers)]
-    positions = [int(position)] * consumers
-    ready = threading.Barrier(consumers)
-
-    def consume(index: int) -> None:
-        how = {"consumer_index": index, "num_consumers": consumers}
-        read = dataset(target, dataset_id, position, batch_size=BATCH // consumers, **how)
-        for batch, behind in itertools.islice(read.prefetch(2), steps):
-            found[index].append(batch.numpy().tolist())
-            positions[index] = int(behind)
-        ready.wait(60)
-
-    threads = [threading.Thread(target=consume, args=(i,)) for i in range(consumers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return in_steps(found), positions
-
-
-@pytest.mark.timeout(180)
-def test_other_numbers_of_consumers_and_workers(tmp_path: pathlib.Path) -> None:
-    """The position is saved by one consumer, for all."""
-    seen: list[list[int]] = []
-    with Cluster(tmp_path / "journal", workers=2) as cluster:
-        numbers = register_numbers(cluster.target)
-        for consumers, workers, steps in ((2, 2, 4), (1, 1, 5), (4, 3, 2), (2, 2, None)):
-            cluster.resize(workers)
-            training = Training(tmp_path / "saved")
-            taken, positions = group(cluster.target, numbers, training.position, consumers, steps)
-            seen += taken
-            assert len({*positions}) == 1 or steps is None
-            training.position.assign(positions[0])
-            training.manager.save()
-        assert seen == steps_of(cluster.target, numbers, 1)
-        assert int(training.position) == NUMBER
 
 
 KILLED = """

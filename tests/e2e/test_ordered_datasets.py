@@ -153,49 +153,6 @@ def test_a_lost_graph_is_replaced_by_the_same_one_only(
         assert rest(cluster, "lost", state) == whole[12:]
 
 
-def test_a_job_in_order_is_of_one_dataset(cluster: Cluster) -> None:
-    how: dict[str, Any] = {
-        "processing_mode": "parallel_epochs", "service": cluster.target, "job_name": "of one",
-        "ordered": True, **ORDER,
-    }  # fmt: skip
-    first = [*mapped(1).apply(service.distribute(**how)).as_numpy_iterator()]
-    assert sorted(first) == [*range(COUNT)]
-    assert [*mapped(1).apply(service.distribute(**how)).as_numpy_iterator()] == first
-    with pytest.raises(tf.errors.OpError, match=r"'of one' reads dataset .*another one"):
-        next(iter(mapped(2).apply(service.distribute(**how))))
-
-
-def test_the_position_in_a_checkpoint(cluster: Cluster, tmp_path: pathlib.Path) -> None:
-    def made(position: Any) -> tf.data.Dataset:
-        return service.from_dataset_id(
-            "parallel_epochs", cluster.target, "in a checkpoint", ordered=True, batch_size=4,
-            add_position=True, start_position=position, **ORDER,
-        )  # fmt: skip
-
-    register(cluster, mapped(1), "in a checkpoint")
-    saved = service.OrderedPosition()
-    batches = made(saved).as_numpy_iterator()
-    expected = [next(batches)[0].tolist()]
-    saved.assign(4)
-    path = tf.train.Checkpoint(position=saved).save(str(tmp_path / "checkpoint"))
-    expected.append(next(batches)[0].tolist())
-
-    def restored() -> Any:
-        position = service.OrderedPosition()
-        tf.train.Checkpoint(position=position).restore(path).assert_consumed()
-        return position
-
-    assert next(made(restored()).as_numpy_iterator())[0].tolist() == expected[1]
-    service.remove_dataset(cluster.target, "in a checkpoint", force=True)
-    register(cluster, mapped(2), "in a checkpoint")
-    with pytest.raises(FailedPrecondition, match="another dataset"):
-        made(restored())
-    edited = restored()
-    edited._read.described = edited._read.described.replace('"step": 4', '"step": 8')
-    with pytest.raises(InvalidArgument, match="edited or damaged"):
-        made(edited)
-
-
 def test_a_cluster_of_another_size_on_another_storage(cluster: Cluster, elsewhere: Cluster) -> None:
     """Its metadata say how many replicas it began with, which is not in what it reads."""
     position = service.OrderedPosition()

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import json
-import pathlib
 import threading
 from typing import Any
 
-import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -148,31 +144,6 @@ def test_elements_of_any_kind_have_positions(target: str) -> None:
         assert element["wide"].tolist() == [number] * 3
 
 
-def test_what_makes_no_sense_is_refused(target: str, numbers: str) -> None:
-    def says(
-        *words: str, ordered: bool = True, mode: Any = "distributed_epoch", **how: Any
-    ) -> None:
-        for call in (
-            lambda: service.from_dataset_id(mode, target, numbers, ordered=ordered, **how),
-            lambda: service.distribute(mode, target, ordered=ordered, **how),
-        ):
-            with pytest.raises(ForebayError) as refused:
-                call()
-            assert all(word in str(refused.value) for word in words), refused.value
-
-    says("processing_mode=FILE", "OFF or DYNAMIC", mode=service.ShardingPolicy.FILE)
-    says("max_outstanding_requests=3", max_outstanding_requests=3)
-    says("cross_trainer_cache", cross_trainer_cache=service.CrossTrainerCache("a"), job_name="j")
-    says("initial_epoch=2", "start_step", initial_epoch=2, job_name="j")
-    says("target_workers='LOCAL'", target_workers="LOCAL")
-    says("start_position=1 and start_step=1", start_position=1, start_step=1)
-    says("drop_remainder=True", "batch_size", drop_remainder=True)
-    says("cycle_length=0", cycle_length=0)
-    says("consumer_index=2", consumer_index=2, num_consumers=2)
-    says("add_position=True", "ordered=True", ordered=False, add_position=True)
-    says("seed, batch_size", "ordered=True", ordered=False, seed=1, batch_size=2)
-
-
 WORKER = TaskContext(role=Role.WORKER, index=0, rank=1, num_consumers=2)
 CHIEF = TaskContext(num_consumers=2)
 EVALUATOR = TaskContext(role=Role.EVALUATOR, rank=None, num_consumers=2)
@@ -202,64 +173,3 @@ def test_tasks_of_a_cluster_read_in_order(target: str) -> None:
         read(CHIEF, BATCH, num_consumers=2)
     with pytest.raises(ForebayError, match="does not go with cross_trainer_cache"):
         read(CHIEF, BATCH, cross_trainer_cache=True)
-
-
-class Losses(keras.callbacks.Callback):  # type: ignore[misc]
-    """The loss after each step: the mean of the epoch so far."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[float] = []
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.seen.append(float(logs["loss"]))
-
-
-@pytest.mark.filterwarnings("ignore:Your input ran out of data")  # at each epoch's end
-def test_a_training_that_is_resumed_by_its_step_is_the_same(
-    target: str, tmp_path: pathlib.Path
-) -> None:
-    """Bit by bit."""
-    pairs = tf.data.Dataset.range(NUMBER).map(
-        lambda i: (
-            tf.random.stateless_normal([4], [i, 0]),
-            tf.cast(tf.fill([1], i % 3), tf.float32),
-        )
-    )
-    dataset_id = service.register_dataset(target, pairs)
-
-    def model() -> Any:
-        keras.utils.set_random_seed(0)
-        made = keras.Sequential([keras.Input([4]), keras.layers.Dense(8), keras.layers.Dense(1)])
-        made.compile(keras.optimizers.SGD(0.05), "mse")
-        return made
-
-    def fit(made: Any, steps: int, start_step: int) -> list[float]:
-        losses = []
-        read = ordered_dataset(target, dataset_id, batch_size=BATCH, start_step=start_step)
-        for x, y in read.repeat(2).take(steps):
-            losses.append(float(made.train_on_batch(x, y)))
-            made.reset_metrics()
-        return losses
-
-    undisturbed = fit(model(), 2 * STEPS, 0)
-    assert len({*undisturbed}) == 2 * STEPS
-    stopped = model()
-    resumed = fit(stopped, 8, 0)
-    saved = tf.train.Checkpoint(model=stopped).save(str(tmp_path / "model"))
-    started_again = model()
-    tf.train.Checkpoint(model=started_again).restore(saved).assert_existing_objects_matched()
-    resumed += fit(started_again, 2 * STEPS - 8, 8)
-    assert json.dumps(resumed) == json.dumps(undisturbed)
-
-    losses = Losses()
-    model().fit(
-        ordered_dataset(target, dataset_id, batch_size=BATCH),
-        epochs=2,
-        verbose=0,
-        shuffle=False,
-        callbacks=[losses],
-    )
-    means = [np.float32(losses.seen[STEPS - 1]), np.float32(losses.seen[-1])]
-    assert np.allclose(means[0], np.average(undisturbed[:STEPS], weights=[4] * 12 + [2]), rtol=1e-5)
-    assert np.allclose(means[1], np.average(undisturbed[STEPS:], weights=[4] * 12 + [2]), rtol=1e-5)

@@ -183,24 +183,3 @@ def test_who_does_not_come_back_from_a_step_exits_and_keeps_only_what_it_had(
 def begun(dispatcher: DispatcherProcess) -> int:
     jobs: Any = status(dispatcher)["jobs"]
     return sum(s["leased"] + s["begun"] for of in jobs[0]["iterations"] for s in of["sources"])
-
-
-def test_the_dispatcher_and_a_worker_go_at_the_same_time(tmp_path: pathlib.Path) -> None:
-    """The dispatcher is needed for no element that is handed back; the worker is for its own."""
-    with (
-        DispatcherProcess(tmp_path / "journal") as dispatcher,
-        WorkerProcess(dispatcher.address),
-        WorkerProcess(dispatcher.address) as second,
-    ):
-        dataset_id = numbers(dispatcher.target)
-        trainers = three("read", dispatcher, dataset_id, tmp_path)
-        dispatcher.kill()
-        trainers[0].process.send_signal(signal.SIGTERM)
-        assert trainers[0].end() == 143
-        trainers[1].process.send_signal(signal.SIGTERM)
-        second.kill()
-        dispatcher.restart()
-        assert [trainer.end() for trainer in trainers[1:]] == [143, 0]
-        used = [number for trainer in trainers for number in trainer.elements()]
-        used += late(dispatcher.target, dataset_id)
-        assert len(used) == len(set(used))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 import re
 import threading
@@ -50,10 +49,6 @@ def test_an_epoch_goes_on_while_a_worker_comes(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.usefixtures("workers")
 class TestHealthy:
-    def test_dynamic_every_element_once(self, dispatcher: DispatcherProcess) -> None:
-        dataset = tf.data.Dataset.range(5000).apply(service.distribute(DYNAMIC, dispatcher.target))
-        assert sorted(numbers(dataset)) == list(range(5000))
-
     def test_each_iteration_is_an_epoch(self, dispatcher: DispatcherProcess) -> None:
         distribute = service.distribute(DYNAMIC, dispatcher.target, job_name="epochs")
         dataset = tf.data.Dataset.range(40).apply(distribute)
@@ -112,23 +107,6 @@ class TestHealthy:
             next(elements)
             elements.close()
 
-    def test_a_named_job_is_shared(self, dispatcher: DispatcherProcess) -> None:
-        dataset_id = service.register_dataset(dispatcher.target, tf.data.Dataset.range(3000))
-        got: list[list[int]] = [[], []]
-
-        def consume(number: int) -> None:
-            with service.read(
-                dispatcher.target, dataset_id, processing_mode=DYNAMIC, job_name="shared"
-            ) as elements:
-                got[number].extend(int(x) for x in elements)
-
-        threads = [threading.Thread(target=consume, args=(n,)) for n in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert sorted(got[0] + got[1]) == list(range(3000))
-
     def test_distribute_with_the_same_job_name_shares_the_job(
         self, dispatcher: DispatcherProcess
     ) -> None:
@@ -168,19 +146,6 @@ class TestHealthy:
         assert len(numbers(first)) == 20
         assert numbers(late) == []
 
-    def test_shuffled_and_batched_files_come_once(
-        self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
-    ) -> None:
-        for n in range(7):
-            with tf.io.TFRecordWriter(str(tmp_path / f"{n}.tfrecord")) as writer:
-                for i in range(11):
-                    writer.write(f"{n}-{i}".encode())
-        files = tf.data.Dataset.list_files(str(tmp_path / "*"), shuffle=True)
-        dataset = files.interleave(tf.data.TFRecordDataset).shuffle(50).batch(4)
-        got = list(dataset.apply(service.distribute(DYNAMIC, dispatcher.target)))
-        records = [record for batch in got for record in batch.numpy()]
-        assert sorted(records) == sorted(f"{n}-{i}".encode() for n in range(7) for i in range(11))
-
     def test_elements_of_every_kind_come_as_they_are(self, dispatcher: DispatcherProcess) -> None:
         def element(i: Any) -> dict[str, Any]:
             n = tf.cast(i, tf.int32)
@@ -206,17 +171,6 @@ class TestHealthy:
             ):
                 assert want.dtype == have.dtype
                 np.testing.assert_array_equal(want.numpy(), have.numpy())
-
-    def test_read_gives_the_same_in_numpy(self, dispatcher: DispatcherProcess) -> None:
-        dataset = tf.data.Dataset.range(4).map(
-            lambda x: {"x": x, "s": (tf.strings.as_string(x), tf.ones([x], tf.bfloat16))}
-        )
-        dataset_id = service.register_dataset(dispatcher.target, dataset)
-        with service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC) as elements:
-            got = sorted(elements, key=lambda e: int(e["x"]))
-        assert [int(e["x"]) for e in got] == [0, 1, 2, 3]
-        assert [e["s"][0] for e in got] == [b"0", b"1", b"2", b"3"]
-        assert [e["s"][1].shape for e in got] == [(0,), (1,), (2,), (3,)]
 
     def test_a_pipeline_that_fails_says_why(self, dispatcher: DispatcherProcess) -> None:
         def check(x: Any) -> Any:
@@ -283,18 +237,6 @@ class TestKilled:
             assert len(set(got)) == len(got), "at most once"
             assert len(got) > self.SIZE // 2, "the other worker goes on"
 
-    def test_all_workers_are_killed_and_replaced(self, tmp_path: pathlib.Path) -> None:
-        with DispatcherProcess(tmp_path) as d, WorkerProcess(d.address) as first:
-            got = []
-            for x in self.start(d):
-                got.append(x)
-                if len(got) == self.SIZE // 4:
-                    first.kill()
-                    second = WorkerProcess(d.address)
-            with second:
-                assert len(set(got)) == len(got)
-                assert len(got) > self.SIZE // 2
-
     def test_a_worker_that_is_told_to_stop_loses_nothing(self, tmp_path: pathlib.Path) -> None:
         with (
             DispatcherProcess(tmp_path) as d,
@@ -309,54 +251,6 @@ class TestKilled:
                     stopping.start()
             stopping.join()
             assert sorted(got) == list(range(self.SIZE))
-
-    def test_splits_that_are_handed_back_when_the_others_are_done(
-        self, tmp_path: pathlib.Path
-    ) -> None:
-        go_on = tmp_path / "go on"
-        length = len(str(go_on))
-
-        def held(x: Any, turn: Any) -> Any:
-            """One element that waits until the file exists; `turn` tells when it looks again."""
-            name = tf.strings.substr(tf.strings.join([str(go_on), tf.as_string(turn)]), 0, length)
-            return (x == 1) & (tf.size(tf.io.matching_files(name)) == 0)
-
-        def wait(x: Any) -> Any:
-            # In its value, as TensorFlow's optimizer may drop what is waited for and not used.
-            [turns] = tf.while_loop(lambda turn: held(x, turn), lambda turn: [turn + 1], [0])
-            return tf.where(turns < 0, tf.zeros_like(x), x)
-
-        with (
-            DispatcherProcess(tmp_path / "journal", worker_timeout_ms=60_000) as d,
-            WorkerProcess(d.address) as one,
-            WorkerProcess(d.address) as two,
-        ):
-            dataset_id = service.register_dataset(d.target, tf.data.Dataset.range(12).map(wait))
-            elements = service.read(d.target, dataset_id, processing_mode=DYNAMIC)
-            got: list[int] = []
-            reading = threading.Thread(target=lambda: got.extend(map(int, elements)))
-            reading.start()
-            client = DispatcherClient(d.target)
-
-            def state() -> Any:
-                return json.loads(client.call(pb.GetStatusRequest(), pb.GetStatusResponse).status)
-
-            def completed() -> int:
-                return sum(i["completed_tasks"] for j in state()["jobs"] for i in j["iterations"])
-
-            while not completed():
-                time.sleep(0.05)
-            busy = [w["address"] for w in state()["workers"] if w["running_tasks"]]
-            [last] = [worker for worker in (one, two) if worker.address in busy]
-            stopping = threading.Thread(target=last.stop)
-            stopping.start()
-            while not any(worker["draining"] for worker in state()["workers"]):
-                time.sleep(0.05)
-            client.close()
-            go_on.touch()
-            stopping.join()
-            reading.join()
-            assert sorted(got) == list(range(12))
 
     def test_a_dispatcher_that_lost_its_state(self) -> None:
         with DispatcherProcess("memory:") as d, WorkerProcess(d.address) as w:
@@ -373,6 +267,7 @@ class TestKilled:
             for _ in range(2):
                 assert sorted(self.start(d)) == list(range(self.SIZE))
 
+    @pytest.mark.long
     def test_a_dispatcher_that_was_paused_gives_nobody_up(self, tmp_path: pathlib.Path) -> None:
         with (
             DispatcherProcess(tmp_path, worker_timeout_ms=2000, client_timeout_ms=2000) as d,

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import pathlib
-from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -22,17 +18,6 @@ OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
 Dataset = Any
 count = tf.data.Dataset.range
 zipped = tf.data.Dataset.zip
-
-
-def test_an_endless_pipeline_goes_on_with_another_worker(tmp_path: pathlib.Path) -> None:
-    with DispatcherProcess(tmp_path) as dispatcher:
-        dataset_id = service.register_dataset(dispatcher.target, count(1000).repeat())
-        with service.read(
-            dispatcher.target, dataset_id, processing_mode=DYNAMIC, max_outstanding_requests=100
-        ) as elements:
-            for _ in range(2):
-                with WorkerProcess(dispatcher.address):
-                    assert set(map(int, itertools.islice(elements, 5000))) == set(range(1000))
 
 
 def test_every_worker_of_an_endless_pipeline_works(dispatcher: DispatcherProcess) -> None:
@@ -51,19 +36,6 @@ def test_every_worker_of_an_endless_pipeline_works(dispatcher: DispatcherProcess
         while reached < 3:
             number, _ = next(elements)
             reached += number == 100
-
-
-def test_zipped_elements_stay_together(dispatcher: DispatcherProcess) -> None:
-    pairs = tf.data.Dataset.zip((count(100_000), count(100_000).map(lambda i: -i)))
-    with (
-        WorkerProcess(dispatcher.address).until_told(),
-        WorkerProcess(dispatcher.address).until_told(),
-        WorkerProcess(dispatcher.address).until_told(),
-    ):
-        dataset_id = service.register_dataset(dispatcher.target, pairs)
-        with service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC) as elements:
-            got = sorted((int(a), int(b)) for a, b in elements)
-    assert got == [(i, -i) for i in range(100_000)]
 
 
 REFUSED: dict[str, tuple[Callable[[], Dataset], str]] = {
@@ -109,20 +81,3 @@ def test_a_zip_that_workers_would_mismatch_can_be_read_unsharded(
         service.read(dispatcher.target, dataset_id) as elements,
     ):
         assert [(int(a), int(b)) for a, b in elements] == [(i, i + 1) for i in range(99)]
-
-
-def test_a_drained_worker_leaves_no_pass_incomplete(dispatcher: DispatcherProcess) -> None:
-    dataset_id = service.register_dataset(dispatcher.target, count(1000).repeat(40))
-    with (
-        WorkerProcess(dispatcher.address) as first,
-        WorkerProcess(dispatcher.address),
-        service.read(
-            dispatcher.target, dataset_id, processing_mode=DYNAMIC, max_outstanding_requests=200
-        ) as elements,
-        ThreadPoolExecutor(1) as beside,
-    ):
-        got = Counter(int(x) for x in itertools.islice(elements, 20_000))
-        stopped = beside.submit(first.stop)
-        got.update(int(x) for x in elements)
-        assert stopped.result() == 0
-    assert got == dict.fromkeys(range(1000), 40)

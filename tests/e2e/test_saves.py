@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import pathlib
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ from forebay import service
 from forebay.service.proto import tf_service_pb2 as pb
 
 from ..cluster import WorkerProcess
-from ..pipelines.compositions import write_chunk, write_save
 from ..standbys import status, wait_until
 from ..stock import DispatcherProcess, call, stock_workers
 
@@ -96,73 +93,6 @@ def test_forebays_workers_and_dispatcher_die_and_the_rest_goes_on(tmp_path: path
         loaded = tf.data.Dataset.load(str(path), wait=True)
         assert sorted(loaded.as_numpy_iterator()) == list(range(ELEMENTS))
     assert (path / "DONE").exists()
-
-
-def test_a_save_is_read_by_its_own_workers_while_they_write_it(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "save"
-    with (
-        DispatcherProcess(tmp_path / "journal", reconnect_grace_ms=1_000) as dispatcher,
-        WorkerProcess(dispatcher.address, save_chunk_bytes=1),
-        service.WorkerServer(service.WorkerConfig(dispatcher.target, save_chunk_bytes=1)),
-    ):
-        service.distributed_save(
-            slow(tf.data.Dataset.range(ELEMENTS)), str(path), dispatcher.target
-        )
-        loaded = tf.data.Dataset.load(str(path), wait=True)
-        dataset_id = service.register_dataset(dispatcher.target, loaded)
-        shared = service.from_dataset_id("distributed_epoch", dispatcher.target, dataset_id)
-        elements = shared.as_numpy_iterator()
-        got = list(itertools.islice(elements, 3))
-        dispatcher.kill_and_restart()
-        got += elements
-        assert sorted(got) == list(range(ELEMENTS))
-        whole = service.read(dispatcher.target, dataset_id)  # each worker reads all of it
-        assert Counter(whole) == dict.fromkeys(range(ELEMENTS), 2)
-
-
-def test_a_worker_dies_that_loads_a_save(tmp_path: pathlib.Path) -> None:
-    """Its leased splits are lost, and nothing comes twice. The test writes the save itself."""
-    path = tmp_path / "save"
-    write_save(path, {})
-    written: list[int] = []
-
-    def write(chunks: int) -> None:
-        for _ in range(chunks):
-            number = len(written)
-            write_chunk(path, f"chunk_0_{number}_1", [number])
-            written.append(number)
-
-    in_order = lambda chunks: chunks.flat_map(lambda chunk: chunk)  # noqa: E731
-    with (
-        DispatcherProcess(tmp_path / "journal", reconnect_grace_ms=1_000) as dispatcher,
-        WorkerProcess(dispatcher.address) as one,
-        service.WorkerServer(service.WorkerConfig(dispatcher.target)),
-    ):
-        loaded = tf.data.Dataset.load(str(path), reader_func=in_order)
-        dataset_id = service.register_dataset(dispatcher.target, loaded)
-        elements = service.read(
-            dispatcher.target, dataset_id, processing_mode="distributed_epoch", job_name="j"
-        )
-        write(8)
-        got = [int(next(elements)) for _ in range(8)]
-        assert sorted(got) == written
-        dispatcher.kill_and_restart()
-        write(8)
-        got += [int(next(elements)) for _ in range(8)]
-        assert sorted(got) == written
-        one.kill()
-        write(20)
-        (path / "DONE").touch()
-        got += map(int, elements)
-        assert len(set(got)) == len(got)
-        found: Any = status(dispatcher)
-        (lost,) = {
-            source["lost"]
-            for job in found["jobs"]
-            for iteration in job["iterations"]
-            for source in iteration["sources"]
-        }
-        assert len(written) - len(got) <= lost
 
 
 def test_arguments_that_make_no_sense() -> None:

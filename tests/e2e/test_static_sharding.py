@@ -26,7 +26,7 @@ from forebay import service
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.connections.grpc_server import CHANNEL_OPTIONS
-from forebay.service.errors import NotFound, PipelineError, Unavailable
+from forebay.service.errors import NotFound, Unavailable
 from forebay.service.proto import forebay_pb2
 from forebay.service.proto import tf_service_pb2 as pb
 
@@ -348,13 +348,6 @@ def test_forebays_clients_read_every_shard(
     assert sorted(x.numpy() for x in got) == whole
     got = dataset.apply(service.distribute(policy, target))
     assert sorted(x.numpy() for x in got) == whole
-
-
-def test_hint_without_a_hint_fails_at_the_trainer(clusters: list[DispatcherProcess]) -> None:
-    target = clusters[1].target
-    dataset_id = service.register_dataset(target, tf.data.Dataset.range(3))
-    with pytest.raises(PipelineError, match=r"INVALID_ARGUMENT.*no hint"):
-        list(service.read(target, dataset_id, processing_mode=POLICIES.HINT))
 
 
 def test_a_killed_workers_shard_is_read_anew_by_the_next_one(tmp_path: pathlib.Path) -> None:

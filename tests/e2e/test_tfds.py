@@ -6,7 +6,6 @@ import itertools
 import json
 import pathlib
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -31,12 +30,6 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def builder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return prepared(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("journal"), 2) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
