@@ -42,29 +42,21 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Files and folders that `make test` leaves to `make test-nightly`, besides tests marked `long`.
 LONG = (
-    # They test tests and tools, or need the second environment.
-    *("benchmarks", "examples", "frameworks", "test_options.py"),
+    # They test tests and tools, or need the second environment or programs of a whole machine.
+    *("benchmarks", "examples", "frameworks", "deploy", "test_options.py"),
+    "dashboard/test_pages.py",
     *("chaos", "cli/test_backup_page.py", "cli/test_chaos.py", "cli/test_demo.py"),
     # Real processes, in kinds and combinations beyond the essential ones.
-    *("e2e/test_across_hosts.py", "e2e/test_after_errors.py", "e2e/test_beam_datasets.py"),
-    *(
-        "e2e/test_coordinated_reads.py",
-        "e2e/test_cross_trainer_cache.py",
-    ),
-    *("e2e/test_crowd.py", "e2e/test_custom_ops.py"),
-    *("e2e/test_in_functions.py", "e2e/test_left_early.py"),
-    "e2e/test_losses.py",
-    *("e2e/test_mixed.py", "e2e/test_opaque_elements.py", "e2e/test_pairings.py"),
-    *("e2e/test_ordered_checkpoint.py", "e2e/test_parameter_servers.py", "e2e/test_preemption.py"),
-    *("e2e/test_python_datasets.py", "e2e/test_python_members.py", "e2e/test_repeat_and_zip.py"),
-    *("e2e/test_saves.py", "e2e/test_shares.py", "e2e/test_static_sharding.py"),
-    *(
-        "e2e/test_tf_documentation.py",
-        "e2e/test_tfds.py",
-        "e2e/test_files.py",
-        "e2e/test_trainers.py",
-        "e2e/test_transports.py",
-    ),
+    *(f"e2e/test_{name}.py" for name in (
+        *("across_hosts", "after_errors", "audit_of_trainers", "beam_datasets"),
+        *("coordinated_reads", "cross_trainer_cache", "crowd", "custom_ops", "dask_workers"),
+        *("doctor", "failed_reads", "files", "fuzz", "in_functions", "left_early", "losses"),
+        *("mixed", "opaque_elements", "ordered_checkpoint", "pairings", "parameter_servers"),
+        *("partitioned", "postgres", "preemption", "previous_version", "python_datasets"),
+        *("python_members", "ray_workers", "repeat_and_zip", "saves", "shares"),
+        *("static_sharding", "tf_documentation", "tfds", "trainers", "transports"),
+        "wanted_workers",
+    )),
     *("trainers/test_across.py", "trainers/test_keras.py", "trainers/test_multi_worker.py"),
     *("trainers/test_parameter_server.py", "trainers/test_strategies.py"),
     *("client/test_what_is_kept.py", "dispatcher/test_emptied_storage.py"),
@@ -76,7 +68,7 @@ LONG = (
     *("storage/test_server_away.py", "storage/test_postgres_away.py"),
     "storage/test_postgres_standby.py",
     *("transport/test_short_lived_connections.py", "transport/test_stalling_peers.py"),
-)
+)  # fmt: skip
 TESTS = pathlib.Path(__file__).parent
 
 
@@ -93,12 +85,15 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def is_long(path: pathlib.Path) -> bool:
+    return any(path.is_relative_to(TESTS / name) for name in LONG)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what is long."""
-    long = [TESTS / name for name in LONG]
-    assert all(path.exists() for path in long), "LONG names what is no more"
+    assert all((TESTS / name).exists() for name in LONG), "LONG names what is no more"
     for item in items:
-        if any(item.path.is_relative_to(path) for path in long):
+        if is_long(item.path):
             item.add_marker("long")
 
 

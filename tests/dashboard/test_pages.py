@@ -36,7 +36,7 @@ from ..standbys import LEASE_MS, leads, wait_until
 from ..standbys import status as status_of
 from ..stock import DispatcherProcess
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]  # Chromium is needed
+pytestmark = pytest.mark.timeout(240)  # Chromium is needed
 
 WORKERS, SPLITS = 1_000, 10**6
 NASTY = [

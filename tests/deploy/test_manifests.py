@@ -26,7 +26,6 @@ from .images import DOCKERFILE
 from .manifests import DEPLOY, OVERLAYS, ROOT, Object, named, rendered
 
 VERSIONS = ("1.33", "1.37")
-pytestmark = pytest.mark.long  # kubectl is needed
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SERVERS = {"forebay-dispatcher": DispatcherOptions, "forebay-worker": WorkerOptions}
 AFTER_DRAIN_S = 10  # to say goodbye: docs/operations.md

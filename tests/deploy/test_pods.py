@@ -20,7 +20,7 @@ from .images import ROOT, Images, Mounts
 from .manifests import Object, named, rendered
 from .pods import Pods
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(440)]
+pytestmark = pytest.mark.timeout(440)
 
 # The development environment, whose versions are the images', spares a build of a minute and more.
 DEVELOPMENT: Mounts = {"/opt/forebay": pathlib.Path(sys.prefix), str(ROOT): ROOT}

@@ -12,7 +12,6 @@ import urllib.request
 from typing import Any
 
 import prometheus_client
-import pytest
 import yaml
 
 from forebay import service
@@ -26,7 +25,6 @@ from .manifests import DEPLOY
 
 RULES = DEPLOY / "prometheus" / "alerts.yaml"
 DASHBOARD = json.loads((DEPLOY / "grafana" / "forebay.json").read_text())
-pytestmark = pytest.mark.long  # Prometheus is needed
 
 
 class Prometheus:

@@ -109,7 +109,6 @@ def folder(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
             os.kill(int(command.partition(":")[0]), signal.SIGKILL)
 
 
-@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_job_ends_with_its_training_and_leaves_nothing(folder: pathlib.Path) -> None:
     job = start(folder)

@@ -13,8 +13,6 @@ from forebay import service
 from ..stock import ServerProcess
 from .manifests import DEPLOY
 
-pytestmark = pytest.mark.long  # systemd is needed
-
 CONFINED = """
 import ctypes, errno, json, os, socket, sys
 

@@ -143,6 +143,7 @@ class TestWithoutTrouble:
         assert first.keys() == second.keys() == set(range(40))
         assert all(first[x] != second[x] for x in first)
 
+    @pytest.mark.long
     @pytest.mark.usefixtures("small_windows")
     def test_a_dataset_that_a_function_builds(self, cluster: Cluster) -> None:
         """And a worker is killed, with the process that had built it."""

@@ -23,7 +23,6 @@ from ..forks import Fork
 from ..standbys import wait_until
 from ..stock import DispatcherProcess
 
-pytestmark = pytest.mark.long
 SPLITS = range(40)
 ORDER = {"seed": 5, "cycle_length": 4, "block_length": 2, "bundle_splits": 2}
 

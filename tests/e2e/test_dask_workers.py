@@ -18,8 +18,6 @@ from forebay.service.launch.dask_cluster import ForebayWorkers
 
 from ..standbys import wait_until
 
-pytestmark = pytest.mark.long
-
 
 def numbers(split: int) -> Iterator[int]:
     yield from range(10 * split, 10 * split + 10)

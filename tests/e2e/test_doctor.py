@@ -31,7 +31,7 @@ SLOW = {"TEST_IS_SLOW": "1"}
 SHARED: Mapping[str, Any] = {"processing_mode": "distributed_epoch"}
 ORDERED = {"ordered": True, "seed": 1}
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 
 def quick(split: int) -> Iterator[int]:

@@ -23,7 +23,7 @@ from ..standbys import status, wait_until
 from ..stock import DispatcherProcess
 from .test_doctor import doctor, page, plain, trainer
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 FILES, RECORDS = 12, 200
 
 

@@ -37,7 +37,7 @@ from ..stock import DispatcherProcess
 INPUTS = int(os.environ.get("FOREBAY_FUZZ", "60"))
 """For each port, and each way to come."""
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600 + INPUTS)]
+pytestmark = pytest.mark.timeout(600 + INPUTS)
 
 MOST_GROWTH_KB = 64 << 10
 """By how much a server's memory may differ between two rounds of the same."""

@@ -13,7 +13,6 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import redis
 
 from forebay.chaos.hosts import Network
@@ -33,7 +32,6 @@ CUTS = (
 )
 
 
-@pytest.mark.long
 def test_a_partition_does_not_make_a_leader_dead_and_kill_9_does(tmp_path: pathlib.Path) -> None:
     """Its lease is ten minutes, so it is displaced only if it is taken for dead."""
     require_namespaces()

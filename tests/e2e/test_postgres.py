@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import tensorflow as tf
 
 from forebay import service
@@ -16,7 +15,6 @@ from ..stock import slow
 from .test_failover import DYNAMIC, ELEMENTS
 
 
-@pytest.mark.long
 def test_an_epoch_in_which_everything_is_killed_but_the_worker() -> None:
     with running_postgres() as server, running_pair(server.url) as pair:
         addresses = ",".join(one.address for one in pair)

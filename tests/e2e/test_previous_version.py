@@ -32,8 +32,6 @@ from ..standbys import LEASE_MS, leads, wait_until
 from ..stock import DispatcherProcess, ServerProcess, slow
 from .test_tracing import collector
 
-pytestmark = pytest.mark.long
-
 ARCHIVE = pathlib.Path(__file__).with_name("previous_version.tar.xz")
 """v0.1.0. Once a later version is released: `git archive TAG service storage journal frameworks
 pyproject.toml README.md LICENSE | xz -9`."""

@@ -20,8 +20,6 @@ from forebay.service.proto import forebay_pb2 as pb
 
 from ..standbys import wait_until
 
-pytestmark = pytest.mark.long
-
 NODE = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "include_log_monitor": False}
 # A node that was killed refuses health checks. Ray waits 10 s for one that is merely slow.
 QUICK = {"health_check_initial_delay_ms": 200, "health_check_period_ms": 200}

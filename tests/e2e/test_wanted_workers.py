@@ -25,7 +25,7 @@ ELEMENT_BYTES = 1 << 20  # few of them fill the buffers
 
 OPTIONS = {"processes": 1, "heartbeat_interval_ms": 500, "drain_timeout_ms": 2_000}
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
 def slow(split: int) -> Iterator[Any]:
