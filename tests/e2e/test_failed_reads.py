@@ -138,4 +138,4 @@ def test_a_killed_trainers_rate_counts_no_more(tmp_path: pathlib.Path) -> None:
         assert "gone, silent for" in shown
         peer = job["gone"][0]["peer"]
         assert re.fullmatch(r"127\.0\.0\.1:\d+", peer) and f"1 gone, at {peer}" in shown
-        assert f"see its process, which called from {peer};" in doctor(dispatcher)[1]
+        assert f"see its process, which called from {peer}, and" in doctor(dispatcher)[1]
