@@ -40,7 +40,8 @@ def progress(unit: str) -> Iterator[Show]:
         bar = shown.add_task(unit, total=None)
 
         def show(done: float, of: float, what: str = unit, /) -> None:
-            shown.update(bar, completed=done, total=of, description=what)
+            begins = what != shown.tasks[0].description  # seen even if it ends at once
+            shown.update(bar, completed=done, total=of, description=what, refresh=begins)
 
         yield show
 
