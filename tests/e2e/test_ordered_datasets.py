@@ -65,7 +65,7 @@ def rest(cluster: Cluster, dataset_id: str, state: dict[str, Any], **how: Any) -
     return read(cluster.target, dataset_id, state=state, batch_size=4, **ORDER, **how).numbers
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["mapped", pytest.param("yielding", marks=pytest.mark.long)])
 def test_a_state_holds_for_one_pipeline_under_an_id(
     cluster: Cluster, elsewhere: Cluster, kind: str
 ) -> None:

@@ -52,15 +52,20 @@ COORDINATED = {"consumer_index": 0, "num_consumers": 1}
     ("made", "how", "ends"),
     [
         ("graph", DYNAMIC, "raise"),
-        ("graph", ORDERED, "raise"),
-        ("graph", ORDERED, "interrupt"),
-        ("graph", AT_LEAST_ONCE, "end"),
         ("graph", COORDINATED, "interrupt"),
-        ("function", DYNAMIC, "end"),
-        ("function", ORDERED, "interrupt"),
         ("function", ORDERED, "end"),
         ("function", AT_LEAST_ONCE, "raise"),
-        ("function", AT_LEAST_ONCE, "end"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                ("graph", ORDERED, "raise"),
+                ("graph", ORDERED, "interrupt"),
+                ("graph", AT_LEAST_ONCE, "end"),
+                ("function", DYNAMIC, "end"),
+                ("function", ORDERED, "interrupt"),
+                ("function", AT_LEAST_ONCE, "end"),
+            )
+        ),
     ],
 )
 def test_nothing_holds_up_its_end(made: str, how: dict[str, Any], ends: str) -> None:
