@@ -21,7 +21,7 @@ $(READY): pyproject.toml deploy/tools/pyproject.toml constraints.txt scripts/set
 	@touch $@
 
 demo: $(READY) ## train on real data while the dispatcher is killed, and resume a read exactly
-	$(BIN)/forebay demo
+	$(BIN)/python examples/demo
 
 chaos: $(READY) ## kill everything at random, and check the promises; ARGS="--minutes 10"
 	$(BIN)/forebay chaos $(ARGS)

@@ -45,7 +45,7 @@ LONG = (
     # They test tests and tools, or need the second environment or programs of a whole machine.
     *("benchmarks", "examples", "frameworks", "deploy", "test_options.py"),
     "dashboard/test_pages.py",
-    *("chaos", "cli/test_backup_page.py", "cli/test_chaos.py", "cli/test_demo.py"),
+    *("chaos", "cli/test_backup_page.py", "cli/test_chaos.py"),
     # Real processes, in kinds and combinations beyond the essential ones.
     *(f"e2e/test_{name}.py" for name in (
         *("across_hosts", "after_errors", "audit_of_trainers", "beam_datasets"),

@@ -53,19 +53,6 @@ app.add_typer(dataset.app, name="dataset")
 app.add_typer(journal.app, name="journal")
 
 
-@app.command(cls=FlagCommand)
-def demo(
-    epochs: int = typer.Option(6, min=1, help="Epochs over the digits."),
-    keep: bool = typer.Option(False, help="Keep the demo's files and say where they are."),
-) -> None:
-    """Train on real data on this machine, and kill the dispatcher in the middle."""
-    from ..connections.credentials import use_credentials
-    from .demo import run_demo
-
-    use_credentials(None)  # its servers are on loopback, and plain
-    raise typer.Exit(0 if run_demo(epochs=epochs, keep=keep) else 1)
-
-
 def main() -> NoReturn:
     """Run the command line of this process, and exit."""
     open_standard_descriptors()

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from ..client.reader import OrderedIterator, read
+from forebay.service.client.reader import OrderedIterator, read
 
 
 def main(

@@ -40,7 +40,7 @@ def register(service: str, files: list[str]) -> str:
     """Register the digits, augmented, and shuffled in a worker's buffer."""
     import tensorflow as tf
 
-    from .. import register_dataset
+    from forebay.service import register_dataset
 
     spec = {
         "id": tf.io.FixedLenFeature([], tf.int64),

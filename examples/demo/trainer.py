@@ -7,9 +7,9 @@ import sys
 from typing import Any
 
 import tensorflow as tf
+from data import PIXELS
 
-from .. import ShardingPolicy, from_dataset_id
-from .demo_data import PIXELS
+from forebay.service import ShardingPolicy, from_dataset_id
 
 
 def main(

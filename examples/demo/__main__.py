@@ -1,4 +1,4 @@
-"""`forebay demo`: the main job, end to end, on scikit-learn's handwritten digits.
+"""`make demo`: the main job, end to end, on scikit-learn's handwritten digits.
 
 It writes 1,797 real images to 16 TFRecord files and registers them once. Two trainer processes
 share one job over them through two workers, under dynamic sharding, and each trains a small Keras
@@ -21,17 +21,23 @@ import pathlib
 import queue
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
 from typing import Any
 
-from ...storage.extras import install
-from ..errors import ForebayError
-from ..processes import ChildProcess, forebay, free_port, tail
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from forebay.journal import verify
+from forebay.service.errors import ForebayError
+from forebay.service.processes import ChildProcess, forebay, free_port, tail
+from forebay.storage import open_storage
 
 FILES = 16
 BATCH = 16
@@ -46,12 +52,6 @@ Report = dict[str, Any]
 def run_demo(*, epochs: int, keep: bool) -> bool:
     """Run the demo and print its results; return whether each epoch visited every image once, and
     the ordered read was resumed exactly."""
-    missing = [name for name in ("sklearn", "tensorflow") if find_spec(name) is None]
-    if missing:
-        raise ForebayError(
-            f"the demo needs {missing[0]}; install it: {install('tensorflow')}, and pip install "
-            "scikit-learn"
-        )
     demo = Demo(pathlib.Path(tempfile.mkdtemp(prefix="forebay-demo-")), epochs)
     try:
         return demo.run()
@@ -68,14 +68,11 @@ class Demo:
     """A cluster on this machine, and what its trainers reported."""
 
     def __init__(self, directory: pathlib.Path, epochs: int) -> None:
-        from rich.console import Console
-        from rich.table import Table
-
         self.directory = directory
         self.processes: list[ChildProcess] = []
         self._epochs = epochs
         self._console = Console()
-        self._results = Table(show_header=False, title="forebay demo", title_justify="left")
+        self._results = Table(show_header=False, title="demo", title_justify="left")
         self._journal = f"file://{directory / 'journal'}"
         self._port = free_port()
         self._service = f"127.0.0.1:{self._port}"
@@ -85,11 +82,11 @@ class Demo:
     def run(self) -> bool:
         dispatcher = self._start_dispatcher()
         worker, *_ = [
-            self._start(f"worker{number}", "service.cli", "worker", f"--dispatcher={self._service}")
+            self._serve(f"worker{number}", "worker", f"--dispatcher={self._service}")
             for number in range(WORKERS)
         ]
         folder = str(self.directory / "digits")
-        data = self._start("data", "service.cli.demo_data", folder, str(FILES), self._service)
+        data = self._start("data", "data", folder, str(FILES), self._service)
         if not (written := data.line()):
             raise ForebayError("the digits could not be registered:\n" + self._log("data"))
         registered = json.loads(written)
@@ -111,9 +108,17 @@ class Demo:
         )
         return good
 
-    def _start(self, name: str, module: str, *arguments: str) -> ChildProcess:
-        log = self.directory / f"{name}.log"
-        process = ChildProcess(forebay(module, *arguments), log, piped=True)
+    def _serve(self, name: str, *arguments: str) -> ChildProcess:
+        """Start a dispatcher or a worker."""
+        return self._run(name, forebay("service.cli", *arguments))
+
+    def _start(self, name: str, program: str, *arguments: str) -> ChildProcess:
+        """Start one of the demo's own programs."""
+        path = pathlib.Path(__file__).with_name(f"{program}.py")
+        return self._run(name, [sys.executable, str(path), *arguments])
+
+    def _run(self, name: str, command: list[str]) -> ChildProcess:
+        process = ChildProcess(command, self.directory / f"{name}.log", piped=True)
         self.processes.append(process)
         return process
 
@@ -124,7 +129,7 @@ class Demo:
 
     def _start_dispatcher(self) -> ChildProcess:
         options = f"--port={self._port}", f"--storage={self._journal}"
-        process = self._start("dispatcher", "service.cli", "dispatcher", *options)
+        process = self._serve("dispatcher", "dispatcher", *options)
         if not process.line():
             raise ForebayError("the dispatcher did not start:\n" + self._log("dispatcher"))
         return process
@@ -136,9 +141,13 @@ class Demo:
         for number in range(TRAINERS):
             numbers = map(str, (self._epochs, BATCH, HELD_OUT))
             trainer = self._start(
-                f"trainer{number}", "service.cli.demo_trainer", str(number), self._service,
-                self._dataset_id, *numbers,
-            )  # fmt: skip
+                f"trainer{number}",
+                "trainer",
+                str(number),
+                self._service,
+                self._dataset_id,
+                *numbers,
+            )
             threading.Thread(target=_collect, args=(trainer, reports), daemon=True).start()
         kill_at, killed, ended = int(self._images * (self._epochs // 2 + 0.5)), False, 0
         accuracies: dict[int, float] = {}
@@ -185,8 +194,6 @@ class Demo:
 
     @contextlib.contextmanager
     def _progress(self) -> Iterator[Callable[[], None]]:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
         with Progress(*columns, console=self._console) as progress:
             bars = [
@@ -225,12 +232,9 @@ class Demo:
     def _read_in_order(self, state: str, *arguments: int) -> ChildProcess:
         """A trainer with a saved state or "", its batch size, its index, the number of trainers."""
         given = self._service, self._dataset_id, *map(str, arguments)
-        return self._start("ordered", "service.cli.demo_ordered", state, *given)
+        return self._start("ordered", "ordered", state, *given)
 
     def _verify(self) -> bool:
-        from ...journal.verification import verify
-        from ...storage import open_storage
-
         storage = open_storage(self._journal)
         report = verify(storage)
         storage.close()
@@ -260,3 +264,15 @@ def _collect(trainer: ChildProcess, reports: queue.Queue[Report | None]) -> None
     for line in trainer.stdout:
         reports.put(json.loads(line))
     reports.put(None)
+
+
+def main(
+    epochs: int = typer.Option(6, min=1, help="Epochs over the digits."),
+    keep: bool = typer.Option(False, help="Keep the demo's files and say where they are."),
+) -> None:
+    """Train on real data on this machine, and kill the dispatcher in the middle."""
+    raise typer.Exit(0 if run_demo(epochs=epochs, keep=keep) else 1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
