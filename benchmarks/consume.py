@@ -6,13 +6,18 @@ Does not use TensorFlow, nor Forebay.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import json
+import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+from .machine import memory_mb, process_cpu_s
+from .results import Reading
 
 TURN_S = 0.01  # between two looks at the clock
 
@@ -49,3 +54,35 @@ def _take(elements: Iterator[Any], most: int) -> int:
     counter = itertools.count()
     deque(zip(itertools.islice(elements, most), counter, strict=False), maxlen=0)
     return next(counter)
+
+
+def measured(
+    begin: Callable[[], Iterator[Any]],
+    workers: Callable[[], Sequence[int]],
+    warm_up_s: float,
+    seconds: float,
+    batch: int = 1,
+) -> Reading:
+    """Read what `begin` returns for `seconds`. `workers` are processes, once there are elements;
+    `batch` elements come at once.
+    """
+    begun = time.perf_counter()
+    elements = begin()
+    next(elements)
+    first_s = time.perf_counter() - begun
+    consume(elements, warm_up_s)
+    processes = workers()
+    client_s, worker_s = time.process_time(), sum(map(process_cpu_s, processes))
+    count, elapsed_s = consume(elements, seconds)
+    reading = Reading(
+        elements=count * batch,
+        seconds=elapsed_s,
+        client_cpu_s=time.process_time() - client_s,
+        worker_cpu_s=sum(map(process_cpu_s, processes)) - worker_s,
+        client_peak_mb=memory_mb(os.getpid(), "VmHWM"),
+        worker_peak_mb=sum(memory_mb(each, "VmHWM") for each in processes),
+        first_s=first_s,
+    )
+    del elements
+    gc.collect()  # ends the iteration and a loader's processes, before the other side's turn
+    return reading

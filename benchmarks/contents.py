@@ -7,6 +7,7 @@ JPEGs. Grain reads ArrayRecord files. All stay in the page cache.
 
 from __future__ import annotations
 
+import functools
 import io
 import pathlib
 from collections.abc import Callable, Iterator
@@ -162,7 +163,7 @@ def _decoded(record: Any) -> Any:
     return np.array(Image.open(io.BytesIO(record)))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class FileCase:
     """A content, and how it is read. The process that computes elements also batches them."""
 
@@ -182,44 +183,26 @@ class FileCase:
         return self.pack if self.batched else 1
 
 
-def _record_batches(what: str, pack: int) -> FileCase:
-    return FileCase(what=what, content=RECORDS, decode=_as_bytes, pack=pack)
-
-
+_RECORDS = functools.partial(FileCase, content=RECORDS, decode=_as_bytes)
+_STRINGS = functools.partial(FileCase, decode=_as_string)
+_IMAGES = functools.partial(FileCase, content=IMAGES, decode=_as_image)
+_JPEGS = functools.partial(FileCase, content=JPEGS, decode=_decoded)
+_TOKENS = functools.partial(FileCase, content=TOKENS, decode=_as_tokens)
 FILE_CASES = {
-    "file_records": FileCase(
-        what="1 KB records, strings", content=RECORDS, decode=_as_string, pack=256, batched=False
+    "file_records": _STRINGS("1 KB records, strings", pack=256, batched=False, content=RECORDS),
+    "file_batches_64kb": _RECORDS("64 KB batches of 1 KB records, uint8", pack=64),
+    "file_batches_256kb": _RECORDS("256 KB batches of 1 KB records, uint8", pack=256),
+    "file_batches_1mb": _RECORDS("1 MB batches of 1 KB records, uint8", pack=1_024),
+    "file_batches_4mb": _RECORDS("4 MB batches of 1 KB records, uint8", pack=4_096),
+    "file_images": _IMAGES("150 KB raw images, uint8", pack=8, batched=False),
+    "file_image_batches": _IMAGES("4.8 MB batches of raw images, uint8", pack=32),
+    "file_jpegs": _JPEGS("JPEG photographs, decoded, 150 KB uint8", pack=8, batched=False),
+    "file_jpeg_batches": _JPEGS("4.8 MB batches of decoded JPEG photographs", pack=32),
+    "file_tokens": _TOKENS("sequences of 50–2,000 int64 tokens", pack=64, batched=False),
+    "file_token_batches": _TOKENS("padded batches of 32 such sequences", pack=32),
+    "file_lines": _STRINGS(
+        "lines of text of 20–200 bytes, strings", pack=1_000, batched=False, content=LINES
     ),
-    "file_batches_64kb": _record_batches("64 KB batches of 1 KB records, uint8", 64),
-    "file_batches_256kb": _record_batches("256 KB batches of 1 KB records, uint8", 256),
-    "file_batches_1mb": _record_batches("1 MB batches of 1 KB records, uint8", 1_024),
-    "file_batches_4mb": _record_batches("4 MB batches of 1 KB records, uint8", 4_096),
-    "file_images": FileCase(
-        what="150 KB raw images, uint8", content=IMAGES, decode=_as_image, pack=8, batched=False
-    ),
-    "file_image_batches": FileCase(
-        what="4.8 MB batches of raw images, uint8", content=IMAGES, decode=_as_image, pack=32
-    ),
-    "file_jpegs": FileCase(
-        what="JPEG photographs, decoded, 150 KB uint8", content=JPEGS, decode=_decoded, pack=8,
-        batched=False,
-    ),
-    "file_jpeg_batches": FileCase(
-        what="4.8 MB batches of decoded JPEG photographs", content=JPEGS, decode=_decoded, pack=32
-    ),
-    "file_tokens": FileCase(
-        what="sequences of 50–2,000 int64 tokens", content=TOKENS, decode=_as_tokens, pack=64,
-        batched=False,
-    ),
-    "file_token_batches": FileCase(
-        what="padded batches of 32 such sequences", content=TOKENS, decode=_as_tokens, pack=32
-    ),
-    "file_lines": FileCase(
-        what="lines of text of 20–200 bytes, strings", content=LINES, decode=_as_string, pack=1_000,
-        batched=False,
-    ),
-    "file_line_batches": FileCase(
-        what="batches of 1,000 such lines", content=LINES, decode=_as_string, pack=1_000
-    ),
-}  # fmt: skip
+    "file_line_batches": _STRINGS("batches of 1,000 such lines", pack=1_000, content=LINES),
+}
 """By row."""

@@ -23,7 +23,7 @@ HOW = {"peer": "by default", "uncompressed": "compression=None"}
 FIRST = {"cold": 1.0, "warm": 1.5}  # the ratios that are required
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Kind:
     """A case to read, with the required ratios to tf.data service by default and uncompressed."""
 
@@ -36,54 +36,33 @@ class Kind:
     alone: bool = False  # in new processes, for peaks of memory and further workers
 
 
-def _files(how: str) -> Kind:
-    what = f"sequences of 50–2,000 int64 tokens of files, batched in-graph ({how})"
-    return Kind(case=f"file_tokens, {how}", what=what, least=(20, 20))
-
-
-def _rounds(case: str, into: str) -> Kind:
-    what = f"{TOGETHER} consumers, 2 workers, batches of 16 sequences of one bucket each, {into}"
-    return Kind(
-        case=case, what=what, least=(3, 3), size=2_000, workers=2, readers=TOGETHER, alone=True
-    )
-
-
-def _workers(number: int) -> Kind:
-    what = f"16 KB uint8 elements, {number} worker(s), eager"
-    return Kind(case="medium", what=what, workers=number, alone=True)
-
-
+_SEQUENCES = "sequences of 50–2,000 int64 tokens of files, batched in-graph"
+_ROUNDS = f"{TOGETHER} consumers, 2 workers, batches of 16 sequences of one bucket each"
+_rounds = functools.partial(Kind, least=(3, 3), size=2_000, workers=2, readers=TOGETHER, alone=True)
 KINDS = {
-    "scalars": (Kind(case="scalars", what="scalars, batched in-graph", least=(200, 200)),),
-    "records": (
-        Kind(
-            case="records", what="1 KB records of TFRecord files, batched in-graph", least=(30, 30)
-        ),
-    ),
-    "numpy": (Kind(case="numpy", what="scalars, one by one into NumPy", least=(500, 500)),),
+    "scalars": (Kind("scalars", "scalars, batched in-graph", (200, 200)),),
+    "records": (Kind("records", "1 KB records of TFRecord files, batched in-graph", (30, 30)),),
+    "numpy": (Kind("numpy", "scalars, one by one into NumPy", (500, 500)),),
     "tokens": (
-        Kind(case="tokens", what="sequences of 1–512 int32 tokens, batched in-graph (ragged)"),
-        _files("padded"),
-        _files("ragged"),
+        Kind("tokens", "sequences of 1–512 int32 tokens, batched in-graph (ragged)"),
+        Kind("file_tokens, padded", f"{_SEQUENCES} (padded)", (20, 20)),
+        Kind("file_tokens, ragged", f"{_SEQUENCES} (ragged)", (20, 20)),
     ),
-    "dicts": (
-        Kind(case="dicts", what="nested dicts of an image, numbers and a string, batched in-graph"),
-    ),
+    "dicts": (Kind("dicts", "nested dicts of an image, numbers and a string, batched in-graph"),),
     "fine_splits": (  # our journal is fsynced, the peer's is not
-        Kind(
-            case="splits",
-            what="DYNAMIC, splits of one element, batched in-graph",
-            least=(50, 50),
-            size=1_000_000,
-        ),
+        Kind("splits", "DYNAMIC, splits of one element, batched in-graph", (50, 50), 1_000_000),
     ),
-    "images": (Kind(case="images", what="150 KB uint8 images, eager", least=(4, 3)),),
-    "batches": (Kind(case="batches", what="4.8 MB uint8 batches, eager", least=(4, 2)),),
-    "big_batches": (
-        Kind(case="big batches", what="19 MB float32 batches, eager", least=(4, 2), alone=True),
+    "images": (Kind("images", "150 KB uint8 images, eager", (4, 3)),),
+    "batches": (Kind("batches", "4.8 MB uint8 batches, eager", (4, 2)),),
+    "big_batches": (Kind("big batches", "19 MB float32 batches, eager", (4, 2), alone=True),),
+    "rounds": (
+        _rounds("rounds", f"{_ROUNDS}, eager"),
+        _rounds("rounds into NumPy", f"{_ROUNDS}, into NumPy"),
     ),
-    "rounds": (_rounds("rounds", "eager"), _rounds("rounds into NumPy", "into NumPy")),
-    "workers": (_workers(1), _workers(4)),  # under OFF: each worker makes the whole dataset
+    "workers": tuple(  # under OFF: each worker makes the whole dataset
+        Kind("medium", f"16 KB uint8 elements, {n} worker(s), eager", workers=n, alone=True)
+        for n in (1, 4)
+    ),
 }
 
 

@@ -10,7 +10,6 @@ processes. As in users' code, they make batches, or packs that the trainer unpac
 from __future__ import annotations
 
 import functools
-import gc
 import importlib
 import itertools
 import math
@@ -23,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from .consume import consume, serve
+from .consume import measured, serve
 from .contents import FILE_CASES, FileCase
-from .machine import descendants, memory_mb, process_cpu_s
+from .machine import descendants, memory_mb
 from .results import Reading
 
 PROCESSES = 2
@@ -68,16 +67,16 @@ def eager_elements(case: FileCase, directory: pathlib.Path, size: int) -> Iterat
 
 
 def torch_elements(case: FileCase, directory: pathlib.Path, size: int) -> Iterator[Any]:
-    from torch.utils.data import DataLoader
+    import torch
 
-    packs: Iterable[Any] = DataLoader(
+    packs: Iterable[Any] = torch.utils.data.DataLoader(
         Numbered(case, directory),  # type: ignore[arg-type, unused-ignore]
         batch_size=case.pack,
         sampler=range(size * case.batch) if size else itertools.count(),
         num_workers=PROCESSES,
         collate_fn=functools.partial(_torch_pack, case),
     )
-    return iter(packs) if case.batched else _torch_unpacked(case, packs)
+    return iter(packs) if case.batched else _unpacked(case, packs, torch.split)
 
 
 def _torch_pack(case: FileCase, elements: list[Any]) -> Any:
@@ -93,10 +92,12 @@ def _torch_pack(case: FileCase, elements: list[Any]) -> Any:
     return torch.cat(tensors), list(map(len, tensors))
 
 
-def _torch_unpacked(case: FileCase, packs: Iterable[Any]) -> Iterator[Any]:
-    if not case.ragged:
-        return itertools.chain.from_iterable(packs)
-    return itertools.chain.from_iterable(flat.split(lengths) for flat, lengths in packs)
+def _unpacked(
+    case: FileCase, packs: Iterable[Any], split: Callable[[Any, Any], Iterable[Any]]
+) -> Iterator[Any]:
+    if case.ragged:
+        packs = (split(flat, lengths) for flat, lengths in packs)
+    return itertools.chain.from_iterable(packs)
 
 
 def grain_elements(case: FileCase, directory: pathlib.Path, size: int) -> Iterator[Any]:
@@ -115,7 +116,7 @@ def grain_elements(case: FileCase, directory: pathlib.Path, size: int) -> Iterat
         .to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
         .mp_prefetch(grain.MultiprocessingOptions(num_workers=PROCESSES))
     )
-    return iter(packs) if case.batched else _grain_unpacked(case, packs)
+    return iter(packs) if case.batched else _unpacked(case, packs, _numpy_split)
 
 
 def numpy_pack(case: FileCase, elements: Any) -> Any:
@@ -133,12 +134,8 @@ def numpy_pack(case: FileCase, elements: Any) -> Any:
     return padded
 
 
-def _grain_unpacked(case: FileCase, packs: Iterable[Any]) -> Iterator[Any]:
-    if not case.ragged:
-        return itertools.chain.from_iterable(packs)
-    return itertools.chain.from_iterable(
-        np.split(flat, np.cumsum(lengths)[:-1]) for flat, lengths in packs
-    )
+def _numpy_split(flat: Any, lengths: Any) -> list[Any]:
+    return np.split(flat, np.cumsum(lengths)[:-1])
 
 
 WAYS: dict[str, Open] = {"eager": eager_elements, "torch": torch_elements, "grain": grain_elements}
@@ -148,26 +145,8 @@ def measure(
     open_: Open, case: FileCase, directory: pathlib.Path, warm_up_s: float, seconds: float
 ) -> Reading:
     """Read for `seconds`; child processes' CPU time counts as a worker's."""
-    begun = time.perf_counter()
-    elements = open_(case, directory, 0)
-    next(elements)
-    first_s = time.perf_counter() - begun
-    consume(elements, warm_up_s)
-    children = descendants(os.getpid())
-    cpu_s, children_s = time.process_time(), sum(map(process_cpu_s, children))
-    count, elapsed_s = consume(elements, seconds)
-    reading = Reading(
-        elements=count,
-        seconds=elapsed_s,
-        client_cpu_s=time.process_time() - cpu_s,
-        worker_cpu_s=sum(map(process_cpu_s, children)) - children_s,
-        client_peak_mb=memory_mb(os.getpid(), "VmHWM"),
-        worker_peak_mb=sum(memory_mb(child, "VmHWM") for child in children),
-        first_s=first_s,
-    )
-    del elements
-    gc.collect()  # ends the loader's processes
-    return reading
+    begin = functools.partial(open_, case, directory, 0)
+    return measured(begin, lambda: descendants(os.getpid()), warm_up_s, seconds)
 
 
 def by_reduce(dataset: Any, count: Any) -> Any:

@@ -61,29 +61,25 @@ FUNCTIONS: dict[str, Callable[[int], Iterator[Any]]] = {
 }
 IMAGES = "150 KB uint8 images"
 LOADER = "a PyTorch DataLoader with two workers"
-SIDES = {  # a function, the processes of its worker, and a DataLoader's batch if it reads
-    "trivial": ("trivial", 1, 0),
-    "busy one": ("busy", 1, 0),
-    "busy two": ("busy", 2, 0),
-    "arrays": ("arrays", 2, 0),
-    "built": ("built", 1, 0),
-    "graph": ("graph", 1, 0),
-    "loader": ("arrays", 2, 1),
-    "batches": ("arrays", 2, BATCH),
-}
-PAIRS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
-    ("a trivial function, one process", "trivial", "", {"required": 100_000}),
-    ("a CPU-bound one, two processes; peer: one", "busy two", "busy one", {"required_ratio": 1.8}),
-    (f"{IMAGES}, two processes; peer: {LOADER}", "arrays", "loader", {"required_ratio": 2}),
+Side = tuple[str, int, int]
+"""A function, the processes of its worker, and a DataLoader's batch if that reads."""
+PAIRS: tuple[tuple[str, Side, Side | None, dict[str, Any]], ...] = (
+    ("a trivial function, one process", ("trivial", 1, 0), None, {"required": 100_000}),
+    ("a CPU-bound one, two processes; peer: one", ("busy", 2, 0), ("busy", 1, 0),
+     {"required_ratio": 1.8}),
+    (f"{IMAGES}, two processes; peer: {LOADER}", ("arrays", 2, 0), ("arrays", 2, 1),
+     {"required_ratio": 2}),
     (f"{IMAGES} of a tf.data.Dataset that a function builds; peer: it is registered",
-     "built", "graph", {"required_ratio": 0.95}),
-    (f"the same images; peer: {LOADER}, in batches of {BATCH}", "arrays", "batches", {}),
+     ("built", 1, 0), ("graph", 1, 0), {"required_ratio": 0.95}),
+    (f"the same images; peer: {LOADER}, in batches of {BATCH}", ("arrays", 2, 0),
+     ("arrays", 2, BATCH), {}),
 )  # fmt: skip
 
 
 def python(setting: Setting) -> list[Result]:
     """Compare with one process of ours, and with a PyTorch DataLoader of two, if installed."""
-    missing = () if importlib.util.find_spec("torch") else ("loader", "batches")
+    with_torch = importlib.util.find_spec("torch") is not None
+    pairs = [pair for pair in PAIRS if with_torch or not (pair[2] and pair[2][2])]
     with contextlib.ExitStack() as stack:
         addresses = []
         for processes in (1, 2):
@@ -95,30 +91,24 @@ def python(setting: Setting) -> list[Result]:
         trainer = stack.enter_context(Responder("forebay.benchmarks.python", *addresses))
         trainer.wait_until_ready()
 
-        def rate(function: str, processes: int, loader: int) -> float:
-            trainer.ask(
-                function=function, processes=processes, loader=loader, seconds=setting.seconds
-            )
+        def rate_of(side: Side) -> float:
+            trainer.ask(side=side, seconds=setting.seconds)
             return float(trainer.answer_json())
 
+        sides = {str(side): side for _, *both, _ in pairs for side in both if side}
         found = setting.alternate(
-            **{
-                name: functools.partial(rate, *side)
-                for name, side in SIDES.items()
-                if name not in missing
-            }
+            **{name: functools.partial(rate_of, side) for name, side in sides.items()}
         )
     return [
         Result(
             row="python",
             what=f"Python dataset into NumPy: {what}",
             unit="elements/s",
-            ours=found[ours],
-            peer=found[peer] if peer else [],
+            ours=found[str(ours)],
+            peer=found[str(peer)] if peer else [],
             **required,
         )
-        for what, ours, peer, required in PAIRS
-        if peer not in missing
+        for what, ours, peer, required in pairs
     ]
 
 
@@ -147,11 +137,12 @@ def _torch_elements(function: str, at_once: int) -> Iterator[Any]:
     return itertools.chain.from_iterable(batch.numpy() for batch in batches)
 
 
-def rate(addresses: list[str], function: str, processes: int, loader: int, seconds: float) -> float:
+def rate(addresses: list[str], side: Side, seconds: float) -> float:
     """Elements a second."""
+    function, processes, at_once = side
     with contextlib.ExitStack() as stack:
-        if loader:
-            elements = _torch_elements(function, loader)
+        if at_once:
+            elements = _torch_elements(function, at_once)
         else:
             elements = stack.enter_context(_elements(addresses[processes - 1], function))
         next(elements)

@@ -8,20 +8,18 @@ with an element (or, where elements are batched, a batch).
 
 from __future__ import annotations
 
-import gc
 import importlib
 import itertools
 import math
 import os
 import pathlib
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
 from .cases import CASES, Case
-from .consume import consume, serve
-from .machine import forget_peak, memory_mb, process_cpu_s
+from .consume import measured, serve
+from .machine import forget_peak
 from .results import Reading
 
 SERVICES = {"forebay": "forebay.service", "tensorflow": "tensorflow.data.experimental.service"}
@@ -57,27 +55,13 @@ class Trainer:
         dataset_id = self._register(case, size)
         for process in (os.getpid(), *workers):
             forget_peak(process)
-        begun = time.perf_counter()
-        elements = self._open(CASES[case], dataset_id, job_name, reader, readers)
-        if CASES[case].coordinated:
-            elements, seconds = itertools.islice(elements, size), math.inf
-        next(elements)
-        first_s = time.perf_counter() - begun
-        consume(elements, warm_up_s)
-        client_s, worker_s = time.process_time(), sum(map(process_cpu_s, workers))
-        count, elapsed_s = consume(elements, seconds)
-        reading = Reading(
-            elements=count * CASES[case].batch,
-            seconds=elapsed_s,
-            client_cpu_s=time.process_time() - client_s,
-            worker_cpu_s=sum(map(process_cpu_s, workers)) - worker_s,
-            client_peak_mb=memory_mb(os.getpid(), "VmHWM"),
-            worker_peak_mb=sum(memory_mb(worker, "VmHWM") for worker in workers),
-            first_s=first_s,
-        )
-        del elements
-        gc.collect()  # ends the iteration, before the other side's turn
-        return reading
+
+        def begin() -> Iterator[Any]:
+            elements = self._open(CASES[case], dataset_id, job_name, reader, readers)
+            return itertools.islice(elements, size) if CASES[case].coordinated else elements
+
+        seconds = math.inf if CASES[case].coordinated else seconds
+        return measured(begin, lambda: workers, warm_up_s, seconds, CASES[case].batch)
 
     def _register(self, case: str, size: int) -> Any:
         if (case, size) not in self._registered:

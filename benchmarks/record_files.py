@@ -3,8 +3,8 @@
 Forebay reads them in order by a worker and a dispatcher, the peers in one process:
 
 - ArrayRecord beside Grain, MDS beside MosaicML Streaming: 1 KB records, shuffled by record, one by
-  one, and in batches of arrays. ArrayRecord files have 4,000 records, not compressed, as to read
-  one record takes time in proportion to its file; MDS shards have 64 MB.
+  one, and in batches of arrays. ArrayRecord files have 4,000 records, not compressed; MDS shards
+  have 64 MB.
 - Parquet, beside PyArrow's dataset scanner, with its threads: rows of 40 numbers (13 float32, 26
   int32, an id), and rows of an id and a text of words, in batches, as NumPy arrays.
 
@@ -14,14 +14,10 @@ All files stay in the page cache. The environment of Grain and Streaming is .pee
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import json
 import pathlib
-import subprocess
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -29,42 +25,23 @@ import numpy as np
 from ..service.client.files import register_files
 from ..service.errors import ForebayError
 from . import record_reader
-from .record_reader import BATCH, Question, Reply
+from .record_reader import BATCH, COLUMN, Way
 from .results import Result
 from .servers import Responder, our_dispatcher, our_worker
 from .setting import Setting
 
 RECORDS, QUICK_RECORDS = 10**6, 10**4
-RECORD_BYTES = 1_024
-RATE = 1.0
 TIMEOUT_S = 600  # for an answer
-END_S = 30  # for a process that has given it
-PEERS = {"grain": "Grain", "streaming": "MosaicML Streaming"}
+PEERS = {"grain": ("Grain", "*.array_record"), "streaming": ("MosaicML Streaming", "mds")}
+FORMS = {False: "1 KB records one by one", True: f"batches of {BATCH} records of 1 KB"}
 CLONE = pathlib.Path(__file__).resolve().parent.parent
 ENVIRONMENT = CLONE / ".peers"
-FORMS = {False: "1 KB records one by one", True: f"batches of {BATCH} records of 1 KB"}
-FOREBAY = "forebay"
 LONGER = 3  # times as long as other rows measure
 PARQUET_BATCH = 4_096
 GROUP_ROWS = 16 * PARQUET_BATCH
 PARQUET_FILES = 8
 TABLES = {"numbers": 12, "text": 2}  # row groups of a file
 WORDS = 20_000  # of which texts are made
-ALL_MIXED = {"cycle_length": 1}  # the records are shuffled already
-FORMATS = {"grain": ("*.array_record", FOREBAY), "streaming": ("mds", "forebay-mds")}
-
-
-@dataclass(frozen=True)
-class Way:
-    """How to read: by which library, and with how many processes of its own."""
-
-    library: str
-    batched: bool
-    processes: int = 0
-
-    @property
-    def name(self) -> str:
-        return f"{self.library} {self.batched:d} {self.processes}"
 
 
 def peers_python() -> pathlib.Path:
@@ -77,115 +54,79 @@ def peers_python() -> pathlib.Path:
     return ENVIRONMENT / "bin" / "python"
 
 
-class Files:
-    """Files of records, and processes that read them."""
-
-    def __init__(self, directory: pathlib.Path, records: int, peers: pathlib.Path | None) -> None:
-        self.directory = directory
-        self.address = ""  # of the dispatcher
-        self._records = records
-        self._peers = peers
-
-    def ask(self, way: Way, task: str, **how: Any) -> Reply:
-        """What a new process replies. Raises ForebayError, with its error output, if it fails."""
-        how.setdefault("directory", str(self.directory))
-        question = Question(
-            task=task,
-            library=way.library,
-            records=self._records,
-            record_bytes=RECORD_BYTES,
-            batched=way.batched,
-            processes=way.processes,
-            address=self.address,
-            **how,
-        )
-        started: dict[str, Any] = {}
-        if way.library in PEERS:  # without Forebay, but for the package of the benchmarks
-            started["python"] = str(self._peers)
-            started["environment"] = {"PYTHONPATH": str(CLONE / ".pkg")}
-        with Responder(record_reader.__name__, json.dumps(vars(question)), **started) as process:
-            reply = Reply(**json.loads(process.answer(TIMEOUT_S)))
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(END_S)  # it ends processes of its own
-        return reply
+def ask(task: str, *, library: str, **question: Any) -> Any:
+    """What a new process answers. Raises ForebayError, with its error output, if it fails."""
+    started: dict[str, Any] = {}
+    if library in PEERS:  # without Forebay, but for the package of the benchmarks
+        started["python"] = str(peers_python())
+        started["environment"] = {"PYTHONPATH": str(CLONE / ".pkg")}
+    with Responder(record_reader.__name__, **started) as process:
+        process.wait_until_ready()
+        process.ask(task=task, library=library, **question)
+        return process.answer_json(TIMEOUT_S)
 
 
 def record_files(setting: Setting) -> list[Result]:
     """Raises ForebayError without the peers."""
-    records = QUICK_RECORDS if setting.quick else RECORDS
-    files = Files(setting.directory("record_files"), records, peers_python())
+    files = setting.directory("record_files")
+    count = QUICK_RECORDS if setting.quick else RECORDS
     for peer in PEERS:
-        files.ask(Way(peer, batched=False), "write")
-    tables = {kind: files.directory / kind for kind in TABLES}
-    for kind, directory in tables.items():
-        write_parquet(directory, kind, groups=1 if setting.quick else TABLES[kind])
-    with our_dispatcher(files.directory) as dispatcher, our_worker(dispatcher) as worker:
+        ask("write", library=peer, directory=str(files), count=count)
+    findings: list[Result] = []
+    with our_dispatcher(files) as dispatcher, our_worker(dispatcher) as worker:
         worker.wait_until_serving()
-        files.address = dispatcher.address
-        compare = functools.partial(_compared, files, setting)
-        findings: list[Result] = []
-        for peer, (pattern, library) in FORMATS.items():
+        for peer, (name, pattern) in PEERS.items():
             for batched, form in FORMS.items():
-                dataset_id = register_files(
-                    dispatcher.address,
-                    files.directory / pattern,
-                    shuffle_records=True,
-                    map=_as_array if batched else None,
-                )
-                ours = Way(library, batched)
-                findings += compare(
-                    f"{PEERS[peer]}: {form}, shuffled",
-                    ours,
-                    {"dataset_id": dataset_id, "order": ALL_MIXED},
-                    [Way(peer, batched, processes) for processes in (0, 1)],
-                )
-        for kind, directory in tables.items():
-            dataset_id = register_files(dispatcher.address, directory)
-            findings += compare(
-                f"PyArrow's scanner: Parquet rows of {kind}, in batches of {PARQUET_BATCH}",
-                Way(FOREBAY, batched=True),
-                {"dataset_id": dataset_id, "order": ALL_MIXED, "batch": PARQUET_BATCH},
-                [Way("pyarrow", batched=True)],
-                {"directory": str(directory), "batch": PARQUET_BATCH},
-            )
-        return findings
+                ours = Way(
+                    library="forebay", directory=str(files), batched=batched,
+                    address=dispatcher.address,
+                    dataset_id=register_records(dispatcher.address, files / pattern, batched),
+                )  # fmt: skip
+                peers = [replace(ours, library=peer, processes=number) for number in (0, 1)]
+                findings += _compared(setting, f"{name}: {form}, shuffled", ours, peers)
+        for kind, groups in TABLES.items():
+            write_parquet(files / kind, kind, groups=1 if setting.quick else groups)
+            ours = Way(
+                library="forebay", directory=str(files / kind), batched=True, batch=PARQUET_BATCH,
+                address=dispatcher.address,
+                dataset_id=register_files(dispatcher.address, files / kind),
+            )  # fmt: skip
+            what = f"PyArrow's scanner: Parquet rows of {kind}, in batches of {PARQUET_BATCH}"
+            findings += _compared(setting, what, ours, [replace(ours, library="pyarrow")])
+    return findings
+
+
+def register_records(address: str, files: pathlib.Path, batched: bool) -> str:
+    """Register them shuffled; for batches, as arrays. Returns the dataset's id."""
+    map_ = _as_array if batched else None
+    return register_files(address, files, shuffle_records=True, map=map_)
 
 
 def _as_array(record: Any) -> Any:
-    data = record if isinstance(record, bytes) else record[record_reader.COLUMN]
-    return np.frombuffer(data, np.uint8)
+    return np.frombuffer(record if isinstance(record, bytes) else record[COLUMN], np.uint8)
 
 
-def _compared(
-    files: Files,
-    setting: Setting,
-    what: str,
-    ours: Way,
-    how: dict[str, Any],
-    peers: list[Way],
-    of_peers: Mapping[str, Any] = MappingProxyType({}),
-) -> Iterator[Result]:
+def _compared(setting: Setting, what: str, ours: Way, peers: Sequence[Way]) -> list[Result]:
+    warm_up_s = 0.0 if setting.quick else setting.warm_up_s
+    seconds = setting.seconds if setting.quick else LONGER * setting.seconds
+
     def rate(way: Way) -> float:
-        reply = files.ask(
-            way,
-            "rate",
-            warm_up_s=0.0 if setting.quick else setting.warm_up_s,
-            seconds=setting.seconds if setting.quick else LONGER * setting.seconds,
-            **(how if way is ours else of_peers),
-        )
-        return reply.records / reply.seconds
+        return float(ask("rate", warm_up_s=warm_up_s, seconds=seconds, **asdict(way)))
 
-    found = setting.alternate(**{way.name: functools.partial(rate, way) for way in [ours, *peers]})
-    for way in peers:
-        beside = ", one process beside the trainer's" if way.processes else ""
-        yield Result(
+    ways = {f"{way.library} {way.processes}": way for way in (ours, *peers)}
+    found = setting.alternate(**{name: functools.partial(rate, way) for name, way in ways.items()})
+    our_rates, *of_peers = found.values()
+    return [
+        Result(
             row="record_files",
-            what=f"rate; peer: {what}{beside}",
+            what=f"rate; peer: {what}{', one process beside the trainer' * way.processes}",
             unit="records/s",
-            ours=found[ours.name],
-            peer=found[way.name],
-            required_ratio=RATE,
+            ours=our_rates,
+            peer=rates,
+            required_ratio=1.0,
         )
+        for way, rates in zip(peers, of_peers, strict=True)
+    ]
 
 
 def write_parquet(directory: pathlib.Path, kind: str, groups: int) -> None:
@@ -195,28 +136,22 @@ def write_parquet(directory: pathlib.Path, kind: str, groups: int) -> None:
 
     directory.mkdir()
     random = np.random.default_rng(0)
-    letters = "".join(map(chr, random.integers(97, 123, 10 * WORDS)))
-    ends = 10 * np.arange(WORDS) + random.integers(2, 9, WORDS)
-    words = [letters[10 * number : end] for number, end in enumerate(ends.tolist())]
+    words = [random.bytes(4).hex()[:length] for length in random.integers(2, 9, WORDS)]
+    rows = groups * GROUP_ROWS
     for file in range(PARQUET_FILES):
-        rows = groups * GROUP_ROWS
         columns: dict[str, Any] = {"id": np.arange(file * rows, (file + 1) * rows)}
         if kind == "text":
-            lengths = random.integers(20, 180, rows)
-            chosen = (random.zipf(1.3, lengths.sum()) % WORDS).tolist()
-            ends = np.cumsum(lengths).tolist()
             columns["text"] = [
-                " ".join(map(words.__getitem__, chosen[begin:end]))
-                for begin, end in zip([0, *ends], ends, strict=False)
+                " ".join(words[number] for number in (random.zipf(1.3, length) % WORDS).tolist())
+                for length in random.integers(20, 180, rows)
             ]
         else:
             for number in range(13):
-                columns[f"f{number}"] = np.log1p(random.integers(0, 10_000, rows)).astype(
-                    np.float32
-                )
+                numbers = np.log1p(random.integers(0, 10_000, rows))
+                columns[f"f{number}"] = numbers.astype(np.float32)
             for number in range(26):
-                of = 10 ** (1 + number % 6)
-                columns[f"c{number}"] = (random.zipf(1.2, rows) % of).astype(np.int32)
+                numbers = random.zipf(1.2, rows) % 10 ** (1 + number % 6)
+                columns[f"c{number}"] = numbers.astype(np.int32)
         pyarrow.parquet.write_table(
             pyarrow.table(columns), directory / f"{file}.parquet", row_group_size=GROUP_ROWS
         )

@@ -13,11 +13,11 @@ Ours are fsynced before they are answered; the peer's journal is flushed, and no
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import pathlib
 import time
 from collections.abc import Callable
+from functools import partial
 
 from ..journal.proto import events_pb2 as ev
 from ..service.core import commands as c
@@ -37,18 +37,17 @@ SPARE_EVENTS = 500  # between what the rounds add and the next snapshot
 AT_ONCE = 1_000  # decisions in one commit
 CALLERS = {4: 0.8, 16: None, 64: 0.6}  # of GetSplit; the ratio that is required
 
-StartDispatcher = Callable[[pathlib.Path, int], Server]
-
 
 def restart(setting: Setting) -> list[Result]:
     """Restarts with a journal of many splits."""
     splits = QUICK_SPLITS if setting.quick else SPLITS
     directory = setting.directory("restart")
+    peers = _peer_journal(directory, splits)
+    own = asyncio.run(fill_journal(str(directory / OURS), splits))
+    start_peer, start_ours = partial(peer_dispatcher, directory), partial(our_dispatcher, directory)
     found = setting.alternate(
-        peer=_measure(peer_dispatcher, directory, _peer_journal(directory, splits)),
-        ours=_measure(
-            our_dispatcher, directory, asyncio.run(fill_journal(str(directory / OURS), splits))
-        ),
+        peer=partial(kill_to_first_split, start_peer, peers),
+        ours=partial(kill_to_first_split, start_ours, own),
     )
     return [
         Result(
@@ -72,17 +71,14 @@ def get_split(setting: Setting) -> list[Result]:
         for callers, ratio in [*CALLERS.items()][: 1 if setting.quick else None]:
             found = setting.alternate(
                 **{
-                    side: functools.partial(
-                        splits_per_second, at, iterations[at], callers, setting.seconds
-                    )
+                    side: partial(splits_per_second, at, iterations[at], callers, setting.seconds)
                     for side, at in (("peer", peer.address), ("ours", ours.address))
                 }
             )
-            what = f"GetSplit, {callers} callers"
             results.append(
                 Result(
                     row="get_split",
-                    what=what,
+                    what=f"GetSplit, {callers} callers",
                     unit="splits/s",
                     required_ratio=ratio,
                     ours=found["ours"],
@@ -90,12 +86,6 @@ def get_split(setting: Setting) -> list[Result]:
                 )
             )
     return results
-
-
-def _measure(
-    start: StartDispatcher, directory: pathlib.Path, iteration_id: int
-) -> Callable[[], float]:
-    return lambda: kill_to_first_split(functools.partial(start, directory), iteration_id)
 
 
 def kill_to_first_split(start: Callable[[int], Server], iteration_id: int) -> float:

@@ -69,8 +69,8 @@ class Responder(ChildProcess):
         """Raises ForebayError, with its error output, if it ends instead."""
         assert self.greeting
 
-    def answer_json(self) -> Any:
-        return json.loads(self.answer())
+    def answer_json(self, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
+        return json.loads(self.answer(timeout_s))
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 
 from forebay import service
 from forebay.benchmarks import record_files
-from forebay.benchmarks.record_files import (
-    FORMATS,
-    FORMS,
-    PARQUET_FILES,
-    TABLES,
-    Files,
-    Way,
-    peers_python,
-    write_parquet,
-)
+from forebay.benchmarks.record_files import FORMS, PARQUET_FILES, PEERS, TABLES, ask
+from forebay.benchmarks.record_reader import Way
 from forebay.service.errors import ForebayError
 
 ROWS, BATCH = 600, 100
-
-
 RECORDS = 5_000
 
 
@@ -40,37 +32,34 @@ def test_both_read_all_rows(
     kind: str, address: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(record_files, "GROUP_ROWS", ROWS)
-    write_parquet(tmp_path / kind, kind, groups=2)
-    files = Files(tmp_path, 0, None)
-    files.address = address
-    how = {"directory": str(tmp_path / kind), "batch": BATCH}
-    how["dataset_id"] = service.register_files(address, tmp_path / kind)
-    for library in ("pyarrow", "forebay"):
-        way = Way(library, batched=True)
-        numbers = files.ask(way, "order", **how).numbers
-        assert sorted(numbers) == [*range(2 * ROWS * PARQUET_FILES)]
-        assert files.ask(way, "rate", seconds=0.01, **how).records % BATCH == 0
+    record_files.write_parquet(tmp_path / kind, kind, groups=2)
+    dataset_id = service.register_files(address, tmp_path / kind)
+    way = Way(
+        library="forebay", directory=str(tmp_path / kind), batched=True, batch=BATCH,
+        address=address, dataset_id=dataset_id,
+    )  # fmt: skip
+    for each in (way, replace(way, library="pyarrow")):
+        assert sorted(ask("order", **asdict(each))) == [*range(2 * ROWS * PARQUET_FILES)]
+        assert ask("rate", seconds=0.01, **asdict(each)) > 0
 
 
 @pytest.mark.timeout(400)  # a peer's imports may take a minute on a busy machine
 @pytest.mark.parametrize("batched", FORMS)
-@pytest.mark.parametrize("peer", FORMATS)
+@pytest.mark.parametrize("peer", PEERS)
 def test_each_library_reads_all_records(
     peer: str, batched: bool, address: str, tmp_path: pathlib.Path
 ) -> None:
     """Where their environment is not made, the row says what to do."""
+    files: dict[str, Any] = {"directory": str(tmp_path)}
     if not record_files.ENVIRONMENT.exists():
         with pytest.raises(ForebayError, match="run scripts/peers in a clone"):
-            peers_python()
+            ask("write", library=peer, count=RECORDS, **files)
         return
-    files = Files(tmp_path, RECORDS, peers_python())
-    files.address = address
-    files.ask(Way(peer, batched=False), "write")
-    pattern, library = FORMATS[peer]
-    dataset_id = service.register_files(
-        address, tmp_path / pattern, shuffle_records=True,
-        map=record_files._as_array if batched else None,
-    )  # fmt: skip
-    for way in (Way(library, batched), Way(peer, batched), Way(peer, batched, 1)):
-        numbers = files.ask(way, "order", dataset_id=dataset_id).numbers
+    ask("write", library=peer, count=RECORDS, **files)
+    dataset_id = record_files.register_records(address, tmp_path / PEERS[peer][1], batched)
+    for library, processes in (("forebay", 0), (peer, 0), (peer, 1)):
+        numbers = ask(
+            "order", library=library, batched=batched, processes=processes, address=address,
+            dataset_id=dataset_id, **files,
+        )  # fmt: skip
         assert sorted(numbers) == [*range(RECORDS)] != numbers
