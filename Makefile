@@ -74,4 +74,4 @@ constraints: ## renew constraints.txt with the newest versions that pyproject.to
 	@PYTHON=$(PYTHON) scripts/constraints
 
 clean: ## remove all that make made
-	rm -rf .venv .pkg .frameworks* .peers* build dist *.egg-info deploy/tools/build deploy/tools/*.egg-info .*_cache .hypothesis
+	rm -rf .venv .pkg .frameworks* build dist *.egg-info deploy/tools/build deploy/tools/*.egg-info .*_cache .hypothesis

@@ -78,7 +78,7 @@ def _scalars(_: pathlib.Path, size: int) -> Any:
 
 
 def _record_files(directory: pathlib.Path, _: int) -> Any:
-    return tf.data.TFRecordDataset([str(RECORDS.files(directory))]).repeat()
+    return tf.data.TFRecordDataset([str(RECORDS.file(directory))]).repeat()
 
 
 def _images_of(_: pathlib.Path, width: int) -> Any:
@@ -131,29 +131,29 @@ def pipeline(case: FileCase, directory: pathlib.Path, size: int) -> Any:
     """The case's pipeline: infinite, or with `size` elements (batches, if it is batched)."""
     content = case.content
     source = tf.data.TextLineDataset if content.text else tf.data.TFRecordDataset
-    records = source([str(content.files(directory))]).repeat()
+    records = source([str(content.file(directory))]).repeat()
     if size:
         records = records.take(size * case.batch)
-    if content == RECORDS and case.batched:  # all at once, as they have one size
-        return records.batch(case.pack, drop_remainder=True).map(
+    if content == RECORDS and case.batch > 1:  # all at once, as they have one size
+        return records.batch(case.batch, drop_remainder=True).map(
             lambda batch: tf.ensure_shape(
-                tf.io.decode_raw(batch, tf.uint8), [case.pack, RECORD_BYTES]
+                tf.io.decode_raw(batch, tf.uint8), [case.batch, RECORD_BYTES]
             )
         )
     if content.name in DECODERS:
         parallel = tf.data.AUTOTUNE if content == JPEGS else None
         records = records.map(DECODERS[content.name], num_parallel_calls=parallel)
-    if not case.batched:
+    if case.batch == 1:
         return records
-    batch = records.padded_batch if case.ragged else records.batch
-    return batch(case.pack, drop_remainder=True)
+    batch = records.padded_batch if content == TOKENS else records.batch
+    return batch(case.batch, drop_remainder=True)
 
 
 def epoch(case: FileCase, directory: pathlib.Path, _: int) -> Any:
     """An epoch of FILES files of the case's content, one by one: a split is a file. Its map has no
     `num_parallel_calls`: it runs in several bundles at a time.
     """
-    files = tf.data.Dataset.from_tensor_slices([str(case.content.files(directory))] * FILES)
+    files = tf.data.Dataset.from_tensor_slices([str(case.content.file(directory))] * FILES)
     records = files.flat_map(tf.data.TFRecordDataset)
     decode = DECODERS.get(case.content.name)
     return records if decode is None else records.map(decode)
@@ -199,7 +199,7 @@ for _name, _case in FILE_CASES.items():
     _whole = functools.partial(pipeline, _case)
     CASES[_name] = Case(dataset=_whole)
     CASES[_name + READ] = Case(dataset=_whole, numpy=True)
-    if not (_case.batched or _case.content.text):
+    if not (_case.batch > 1 or _case.content.text):
         _epoch: dict[str, Any] = {"dataset": functools.partial(epoch, _case), "numpy": True}
         CASES[_name + AT_MOST_ONCE] = Case(**_epoch, mode="DYNAMIC")
         CASES[_name + ORDERED] = Case(**_epoch, ordered=True)

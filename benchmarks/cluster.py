@@ -57,10 +57,8 @@ class BenchmarkCluster:
         return Responder("forebay.benchmarks.reader", *arguments)
 
     def wait_until_ready(self) -> None:
-        for worker in self._workers:
-            worker.wait_until_serving()
-        for reader in self._readers:
-            reader.wait_until_ready()
+        for process in (*self._workers, *self._readers):
+            process.wait_until_ready()
 
     def first_s(self, case: str, size: int, times: int) -> list[float]:
         """How long a new reader waits for its first element, again and again."""

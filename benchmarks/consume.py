@@ -58,31 +58,30 @@ def _take(elements: Iterator[Any], most: int) -> int:
 
 def measured(
     begin: Callable[[], Iterator[Any]],
-    workers: Callable[[], Sequence[int]],
+    workers: Sequence[int],
     warm_up_s: float,
     seconds: float,
     batch: int = 1,
 ) -> Reading:
-    """Read what `begin` returns for `seconds`. `workers` are processes, once there are elements;
-    `batch` elements come at once.
+    """Read what `begin` returns for `seconds`. `workers` are processes; `batch` elements come at
+    once.
     """
     begun = time.perf_counter()
     elements = begin()
     next(elements)
     first_s = time.perf_counter() - begun
     consume(elements, warm_up_s)
-    processes = workers()
-    client_s, worker_s = time.process_time(), sum(map(process_cpu_s, processes))
+    client_s, worker_s = time.process_time(), sum(map(process_cpu_s, workers))
     count, elapsed_s = consume(elements, seconds)
     reading = Reading(
         elements=count * batch,
         seconds=elapsed_s,
         client_cpu_s=time.process_time() - client_s,
-        worker_cpu_s=sum(map(process_cpu_s, processes)) - worker_s,
+        worker_cpu_s=sum(map(process_cpu_s, workers)) - worker_s,
         client_peak_mb=memory_mb(os.getpid(), "VmHWM"),
-        worker_peak_mb=sum(memory_mb(each, "VmHWM") for each in processes),
+        worker_peak_mb=sum(memory_mb(each, "VmHWM") for each in workers),
         first_s=first_s,
     )
     del elements
-    gc.collect()  # ends the iteration and a loader's processes, before the other side's turn
+    gc.collect()  # ends the iteration, before the other side's turn
     return reading

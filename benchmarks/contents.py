@@ -1,18 +1,13 @@
-"""The contents of real files, in the natural form for each way of reading.
-
-A content is a list of records, the same in each run. tf.data reads TFRecord files and lines of
-text. A PyTorch dataset reads elements by number from one mapped file, and images from a folder of
-JPEGs. Grain reads ArrayRecord files. All stay in the page cache.
+"""The contents of real files: lists of records, the same in each run, as TFRecord files or lines of
+text. All stay in the page cache.
 """
 
 from __future__ import annotations
 
-import functools
 import io
 import pathlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -69,140 +64,56 @@ def _lines(random: np.random.Generator, count: int) -> Iterator[bytes]:
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """Records, and the path of each form of them in the directory of a row's files."""
+    """Records, and the file of them in the directory of a row's files."""
 
     name: str
     records: Callable[[np.random.Generator, int], Iterator[bytes]]
     count: int
     quick_count: int
     text: bool = False  # lines, instead of TFRecord
-    pictures: bool = False  # for PyTorch, a folder of JPEG files
 
-    def files(self, directory: pathlib.Path) -> pathlib.Path:
-        """The file that tf.data reads."""
+    def file(self, directory: pathlib.Path) -> pathlib.Path:
         return directory / f"{self.name}.{'txt' if self.text else 'tfrecord'}"
 
-    def numbered(self, directory: pathlib.Path) -> pathlib.Path:
-        """One file with all records, or a folder with a file for each."""
-        return directory / f"{self.name}.{'jpegs' if self.pictures else 'bin'}"
-
-    def ends(self, directory: pathlib.Path) -> pathlib.Path:
-        """The file with the offset of each record's end in the one file."""
-        return directory / f"{self.name}.ends.npy"
-
-    def array_record(self, directory: pathlib.Path) -> pathlib.Path:
-        return directory / f"{self.name}.array_record"
-
-    def write(self, directory: pathlib.Path, *, quick: bool, forms: set[str]) -> int:
-        """Write it for tf.data, and for the other `forms` ("torch", "grain"), where that is not
-        there already; how many records.
-        """
-        count = self.quick_count if quick else self.count
-        wanted = {"tf.data": self.files, "torch": self.numbered, "grain": self.array_record}
-        missing = {
-            form
-            for form, path in wanted.items()
-            if form in {"tf.data", *forms} and not path(directory).exists()
-        }
-        records = list(self.records(np.random.default_rng(0), count)) if missing else []
-        if "torch" in missing:
-            self._write_numbered(directory, records)
-        if "grain" in missing:
-            _write_array_record(self.array_record(directory), records)
-        if "tf.data" in missing:
+    def write(self, directory: pathlib.Path, *, quick: bool) -> None:
+        """Write it where it is not there already."""
+        file = self.file(directory)
+        if not file.exists():
+            count = self.quick_count if quick else self.count
+            records = self.records(np.random.default_rng(0), count)
             framed = (r + b"\n" for r in records) if self.text else map(frame, records)
-            self.files(directory).write_bytes(b"".join(framed))
-        return count
-
-    def _write_numbered(self, directory: pathlib.Path, records: list[bytes]) -> None:
-        path = self.numbered(directory)
-        if self.pictures:
-            path.mkdir()
-            for number, record in enumerate(records):
-                (path / f"{number:06}.jpg").write_bytes(record)
-        else:
-            path.write_bytes(b"".join(records))
-            np.save(self.ends(directory), np.cumsum([len(record) for record in records]))
-
-
-def _write_array_record(path: pathlib.Path, records: list[bytes]) -> None:
-    from array_record.python.array_record_module import ArrayRecordWriter
-
-    writer: Any = ArrayRecordWriter(str(path), "group_size:1")  # as Grain's documentation advises
-    for record in records:
-        writer.write(record)
-    writer.close()
+            file.write_bytes(b"".join(framed))
 
 
 RECORDS = Content(name="records", records=_records, count=32_768, quick_count=64)
 IMAGES = Content(name="images", records=_images, count=512, quick_count=8)
-JPEGS = Content(name="jpegs", records=_jpegs, count=512, quick_count=8, pictures=True)
+JPEGS = Content(name="jpegs", records=_jpegs, count=512, quick_count=8)
 TOKENS = Content(name="tokens", records=_tokens, count=4_096, quick_count=32)
 LINES = Content(name="lines", records=_lines, count=262_144, quick_count=64, text=True)
 
 
-def _as_string(record: Any) -> bytes:
-    return bytes(record)
-
-
-def _as_bytes(record: Any) -> Any:
-    return np.frombuffer(record, np.uint8)
-
-
-def _as_image(record: Any) -> Any:
-    return _as_bytes(record).reshape(PIXELS, PIXELS, 3)
-
-
-def _as_tokens(record: Any) -> Any:
-    return np.frombuffer(record, np.int64)
-
-
-def _decoded(record: Any) -> Any:
-    from PIL import Image
-
-    return np.array(Image.open(io.BytesIO(record)))
-
-
 @dataclass(frozen=True)
 class FileCase:
-    """A content, and how it is read. The process that computes elements also batches them."""
+    """A content, and how it is read."""
 
     what: str
     content: Content
-    decode: Callable[[Any], Any]  # from a record, as bytes or bytearray, to NumPy
-    pack: int  # records per transfer from a loader's process to the trainer's
-    batched: bool = True  # else, the trainer unpacks the records one by one
-
-    @property
-    def ragged(self) -> bool:
-        """Whether records differ in length; batches are padded."""
-        return self.content == TOKENS  # also in a process that it was sent to
-
-    @property
-    def batch(self) -> int:
-        return self.pack if self.batched else 1
+    batch: int = 1  # 1: the records one by one; batches of tokens are padded
 
 
-_RECORDS = functools.partial(FileCase, content=RECORDS, decode=_as_bytes)
-_STRINGS = functools.partial(FileCase, decode=_as_string)
-_IMAGES = functools.partial(FileCase, content=IMAGES, decode=_as_image)
-_JPEGS = functools.partial(FileCase, content=JPEGS, decode=_decoded)
-_TOKENS = functools.partial(FileCase, content=TOKENS, decode=_as_tokens)
 FILE_CASES = {
-    "file_records": _STRINGS("1 KB records, strings", pack=256, batched=False, content=RECORDS),
-    "file_batches_64kb": _RECORDS("64 KB batches of 1 KB records, uint8", pack=64),
-    "file_batches_256kb": _RECORDS("256 KB batches of 1 KB records, uint8", pack=256),
-    "file_batches_1mb": _RECORDS("1 MB batches of 1 KB records, uint8", pack=1_024),
-    "file_batches_4mb": _RECORDS("4 MB batches of 1 KB records, uint8", pack=4_096),
-    "file_images": _IMAGES("150 KB raw images, uint8", pack=8, batched=False),
-    "file_image_batches": _IMAGES("4.8 MB batches of raw images, uint8", pack=32),
-    "file_jpegs": _JPEGS("JPEG photographs, decoded, 150 KB uint8", pack=8, batched=False),
-    "file_jpeg_batches": _JPEGS("4.8 MB batches of decoded JPEG photographs", pack=32),
-    "file_tokens": _TOKENS("sequences of 50–2,000 int64 tokens", pack=64, batched=False),
-    "file_token_batches": _TOKENS("padded batches of 32 such sequences", pack=32),
-    "file_lines": _STRINGS(
-        "lines of text of 20–200 bytes, strings", pack=1_000, batched=False, content=LINES
-    ),
-    "file_line_batches": _STRINGS("batches of 1,000 such lines", pack=1_000, content=LINES),
+    "file_records": FileCase("1 KB records, strings", RECORDS),
+    "file_batches_64kb": FileCase("64 KB batches of 1 KB records, uint8", RECORDS, 64),
+    "file_batches_256kb": FileCase("256 KB batches of 1 KB records, uint8", RECORDS, 256),
+    "file_batches_1mb": FileCase("1 MB batches of 1 KB records, uint8", RECORDS, 1_024),
+    "file_batches_4mb": FileCase("4 MB batches of 1 KB records, uint8", RECORDS, 4_096),
+    "file_images": FileCase("150 KB raw images, uint8", IMAGES),
+    "file_image_batches": FileCase("4.8 MB batches of raw images, uint8", IMAGES, 32),
+    "file_jpegs": FileCase("JPEG photographs, decoded, 150 KB uint8", JPEGS),
+    "file_jpeg_batches": FileCase("4.8 MB batches of decoded JPEG photographs", JPEGS, 32),
+    "file_tokens": FileCase("sequences of 50–2,000 int64 tokens", TOKENS),
+    "file_token_batches": FileCase("padded batches of 32 such sequences", TOKENS, 32),
+    "file_lines": FileCase("lines of text of 20–200 bytes, strings", LINES),
+    "file_line_batches": FileCase("batches of 1,000 such lines", LINES, 1_000),
 }
 """By row."""

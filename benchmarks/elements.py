@@ -9,13 +9,12 @@ a graph and element_spec. *Warm*: both have run it before.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
+from functools import partial
 
 from .cases import TOGETHER
 from .cluster import shared_clusters
 from .contents import RECORDS, TOKENS
-from .real_files import installed
 from .results import Result, compared
 from .setting import Setting
 
@@ -38,7 +37,7 @@ class Kind:
 
 _SEQUENCES = "sequences of 50–2,000 int64 tokens of files, batched in-graph"
 _ROUNDS = f"{TOGETHER} consumers, 2 workers, batches of 16 sequences of one bucket each"
-_rounds = functools.partial(Kind, least=(3, 3), size=2_000, workers=2, readers=TOGETHER, alone=True)
+_rounds = partial(Kind, least=(3, 3), size=2_000, workers=2, readers=TOGETHER, alone=True)
 KINDS = {
     "scalars": (Kind("scalars", "scalars, batched in-graph", (200, 200)),),
     "records": (Kind("records", "1 KB records of TFRecord files, batched in-graph", (30, 30)),),
@@ -70,33 +69,25 @@ def element_row(row: str, setting: Setting) -> list[Result]:
     """Our side beside either setting of the peer."""
     for content in (RECORDS, TOKENS):
         if content.name == row:
-            content.write(setting.files, quick=setting.quick, forms=installed())
+            content.write(setting.files, quick=setting.quick)
     results: list[Result] = []
     for kind in KINDS[row]:
         if kind.alone and kind is KINDS[row][0]:
             setting.release()
         size = kind.size // 100 if setting.quick else kind.size
         sides = shared_clusters(setting, workers=kind.workers, readers=kind.readers)
-        readings = setting.alternate(
-            **{
-                side: functools.partial(cluster.measure, kind.case, size=size)
-                for side, cluster in sides.items()
-            }
-        )
+        measures = {
+            side: partial(each.measure, kind.case, size=size) for side, each in sides.items()
+        }
+        readings = setting.alternate(**measures)
         figures = ["elements_per_s", "cpu_us"]
         figures += ["worker_peak_mb", "client_peak_mb"] if kind.alone else []
         results += [
-            compared(
-                row,
-                f"{kind.what}; peer: {how}",
-                figure,
-                readings["ours"],
-                readings[peer],
-                least if figure == "elements_per_s" else None,
-            )
+            compared(row, f"{kind.what}; peer: {how}", figure, readings["ours"], readings[peer],
+                     least if figure == "elements_per_s" else None)
             for figure in figures
             for (peer, how), least in zip(HOW.items(), kind.least, strict=True)
-        ]
+        ]  # fmt: skip
     if KINDS[row][0].alone:
         setting.release()
     return results

@@ -10,20 +10,18 @@ import time
 from importlib import metadata
 from typing import Any
 
+from ..service.errors import ForebayError
+from ..storage.extras import install
+
 TURNS = 1_000_000
 EXTRAS = {"tensorflow": "tensorflow-cpu", "sklearn": "bench", "PIL": "bench"}
-PACKAGES = (
-    *("forebay", "tensorflow", "tensorflow-cpu", "grpcio", "numpy", "protobuf", "torch", "grain"),
-)
+PACKAGES = ("forebay", "tensorflow", "tensorflow-cpu", "grpcio", "numpy", "protobuf")
 
 
 def require(*modules: str) -> None:
     """Raise ForebayError with the package to install, unless all modules can be imported."""
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
-        from ..service.errors import ForebayError  # peers use this module without Forebay
-        from ..storage.extras import install
-
         extras = sorted({EXTRAS[module] for module in missing})
         raise ForebayError(
             f"this needs {' and '.join(missing)}, not installed here: {install(*extras)}"
@@ -48,12 +46,8 @@ def describe(directory: pathlib.Path) -> dict[str, Any]:
         "kernel": platform.release(),
         "filesystem": filesystem(directory),
         "python": platform.python_version(),
-        **{p: metadata.version(p) for p in PACKAGES if _is_installed(p)},
+        **{p: metadata.version(p) for p in PACKAGES if [*metadata.distributions(name=p)]},
     }
-
-
-def _is_installed(package: str) -> bool:
-    return any(True for _ in metadata.distributions(name=package))
 
 
 def calibrate() -> float:
@@ -69,16 +63,6 @@ def process_cpu_s(pid: int) -> float:
     """The CPU time of a process until now, user and system."""
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def descendants(pid: int) -> list[int]:
-    """The processes that a process has started, and those that they have."""
-    children = [
-        int(child)
-        for task in pathlib.Path(f"/proc/{pid}/task").iterdir()
-        for child in (task / "children").read_text().split()
-    ]
-    return [*children, *(found for child in children for found in descendants(child))]
 
 
 def forget_peak(pid: int) -> None:

@@ -13,12 +13,11 @@ import itertools
 import time
 from typing import Any
 
-import numpy as np
-
 from ..service import ShardingPolicy, read, register_dataset
 from ..service.errors import ForebayError
 from .cluster import SIDES, BenchmarkCluster
 from .contents import AT_LEAST_ONCE, AT_MOST_ONCE, FILE_CASES, ORDERED
+from .python import built
 from .results import Result, compared
 from .servers import our_dispatcher, our_worker
 from .setting import Setting
@@ -44,7 +43,7 @@ MOST_WAIT_S = 3.0
 
 def throughput(case: str, setting: Setting) -> list[Result]:
     """A case's rates, and its processor times."""
-    FILE_CASES[case].content.write(setting.files, quick=setting.quick, forms=set())
+    FILE_CASES[case].content.write(setting.files, quick=setting.quick)
     cluster = BenchmarkCluster(SIDES["ours"], setting, setting.directory("ordered"))
     warm_up_s = None if setting.quick else WARM_UP_S
     results: list[Result] = []
@@ -53,22 +52,15 @@ def throughput(case: str, setting: Setting) -> list[Result]:
         cluster.wait_until_ready()
         for consumers in CONSUMERS:
             measure = functools.partial(cluster.measure, consumers=consumers, warm_up_s=warm_up_s)
-            found = setting.alternate(
-                **{way: functools.partial(measure, case + of) for way, of in SUFFIXES.items()}
-            )
+            ways = {way: functools.partial(measure, case + of) for way, of in SUFFIXES.items()}
+            found = setting.alternate(**ways)
             what = f"{FILE_CASES[case].what}, {consumers} consumer(s), 2 workers"
             results += [
-                compared(
-                    case.replace("file", "ordered"),
-                    f"{what}: {NAMES[way]}{BESIDE}",
-                    figure,
-                    found[way],
-                    found["once"],
-                    least if figure == "elements_per_s" else None,
-                )
+                compared(case.replace("file", "ordered"), f"{what}: {NAMES[way]}{BESIDE}", figure,
+                         found[way], found["once"], least if figure == "elements_per_s" else None)
                 for way, least in (("ordered", CASES[case]), ("least", LEAST))
                 for figure in ("elements_per_s", "cpu_us", "client_cpu_us")
-            ]
+            ]  # fmt: skip
     return results
 
 
@@ -76,9 +68,8 @@ def dead_worker(setting: Setting) -> list[Result]:
     """The longest wait, of a trainer that takes all it can get, and of one with steps."""
     results: list[Result] = []
     for step_s, what in ((0.0, "takes all it can get"), (STEP_S, f"has steps of {STEP_S:g} s")):
-        found = setting.alternate(
-            **{way: functools.partial(_longest_wait, setting, way, step_s) for way in HOW}
-        )
+        ways = {way: functools.partial(_longest_wait, setting, way, step_s) for way in HOW}
+        found = setting.alternate(**ways)
         results += (
             Result(
                 row="dead_worker",
@@ -99,12 +90,12 @@ def _longest_wait(setting: Setting, way: str, step_s: float) -> float:
     """How long the trainer waits at most, from the kill on. Raises ForebayError if it ends."""
     with contextlib.ExitStack() as stack:
         given_up = ("--worker-timeout-ms", 60_000)  # of a worker that is silent; the default
-        directory = setting.directory("dead_worker")
-        dispatcher = stack.enter_context(our_dispatcher(directory, 0, *given_up))
+        started = our_dispatcher(setting.directory("dead_worker"), 0, *given_up)
+        dispatcher = stack.enter_context(started)
         workers = [stack.enter_context(our_worker(dispatcher)) for _ in range(2)]
         for worker in workers:
-            worker.wait_until_serving()
-        dataset_id = register_dataset(dispatcher.address, _images(100 * (KILL_AT + AFTERWARDS)))
+            worker.wait_until_ready()
+        dataset_id = register_dataset(dispatcher.address, built(100 * (KILL_AT + AFTERWARDS)))
         elements = stack.enter_context(read(dispatcher.address, dataset_id, **HOW[way]))
         for _ in itertools.islice(elements, KILL_AT):
             time.sleep(step_s)
@@ -117,11 +108,3 @@ def _longest_wait(setting: Setting, way: str, step_s: float) -> float:
             waits.append(time.perf_counter() - begun)
             time.sleep(step_s)
     return max(waits)
-
-
-def _images(count: int) -> Any:
-    """So many 150 KB images."""
-    import tensorflow as tf
-
-    pixels = tf.constant(np.random.default_rng(0).integers(0, 256, (224, 224, 3), np.uint8))
-    return tf.data.Dataset.range(count).map(lambda number: pixels + tf.cast(number, tf.uint8))

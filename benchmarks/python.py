@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
-import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -25,7 +23,6 @@ from .setting import Setting
 
 SPLITS = range(10**6)  # none ends before the measurement
 LOOPS = 20_000  # of Python, some ms
-BATCH = 32  # makes a DataLoader four times as fast as single elements
 
 
 def trivial(split: int) -> Iterator[int]:
@@ -46,40 +43,29 @@ def arrays(split: int) -> Iterator[Any]:
         yield pixels + np.uint8(number)
 
 
-def built() -> Any:
-    """A tf.data.Dataset of the elements of `arrays`."""
+def built(count: int = 10**9) -> Any:
+    """A tf.data.Dataset of as many such elements."""
     import tensorflow as tf
 
     pixels = tf.constant(np.random.default_rng(0).integers(0, 256, (224, 224, 3), np.uint8))
-    return tf.data.Dataset.range(10**9).map(lambda number: pixels + tf.cast(number, tf.uint8))
+    return tf.data.Dataset.range(count).map(lambda number: pixels + tf.cast(number, tf.uint8))
 
 
-FUNCTIONS: dict[str, Callable[[int], Iterator[Any]]] = {
-    "trivial": trivial,
-    "busy": busy,
-    "arrays": arrays,
-}
-IMAGES = "150 KB uint8 images"
-LOADER = "a PyTorch DataLoader with two workers"
-Side = tuple[str, int, int]
-"""A function, the processes of its worker, and a DataLoader's batch if that reads."""
+FUNCTIONS = {each.__name__: each for each in (trivial, busy, arrays)}
+Side = tuple[str, int]
+"""A function, and the processes of its worker."""
 PAIRS: tuple[tuple[str, Side, Side | None, dict[str, Any]], ...] = (
-    ("a trivial function, one process", ("trivial", 1, 0), None, {"required": 100_000}),
-    ("a CPU-bound one, two processes; peer: one", ("busy", 2, 0), ("busy", 1, 0),
+    ("a trivial function, one process", ("trivial", 1), None, {"required": 100_000}),
+    ("a CPU-bound one, two processes; peer: one", ("busy", 2), ("busy", 1),
      {"required_ratio": 1.8}),
-    (f"{IMAGES}, two processes; peer: {LOADER}", ("arrays", 2, 0), ("arrays", 2, 1),
-     {"required_ratio": 2}),
-    (f"{IMAGES} of a tf.data.Dataset that a function builds; peer: it is registered",
-     ("built", 1, 0), ("graph", 1, 0), {"required_ratio": 0.95}),
-    (f"the same images; peer: {LOADER}, in batches of {BATCH}", ("arrays", 2, 0),
-     ("arrays", 2, BATCH), {}),
+    ("150 KB uint8 images, two processes", ("arrays", 2), None, {}),
+    ("such images of a tf.data.Dataset that a function builds; peer: it is registered",
+     ("built", 1), ("graph", 1), {"required_ratio": 0.95}),
 )  # fmt: skip
 
 
 def python(setting: Setting) -> list[Result]:
-    """Compare with one process of ours, and with a PyTorch DataLoader of two, if installed."""
-    with_torch = importlib.util.find_spec("torch") is not None
-    pairs = [pair for pair in PAIRS if with_torch or not (pair[2] and pair[2][2])]
+    """Compare with one process of ours, and with a registered dataset."""
     with contextlib.ExitStack() as stack:
         addresses = []
         for processes in (1, 2):
@@ -87,7 +73,7 @@ def python(setting: Setting) -> list[Result]:
             dispatcher = stack.enter_context(our_dispatcher(directory))
             addresses.append(dispatcher.address)
             worker = stack.enter_context(our_worker(dispatcher, "--processes", processes))
-            worker.wait_until_serving()
+            worker.wait_until_ready()
         trainer = stack.enter_context(Responder("forebay.benchmarks.python", *addresses))
         trainer.wait_until_ready()
 
@@ -95,7 +81,7 @@ def python(setting: Setting) -> list[Result]:
             trainer.ask(side=side, seconds=setting.seconds)
             return float(trainer.answer_json())
 
-        sides = {str(side): side for _, *both, _ in pairs for side in both if side}
+        sides = {str(side): side for _, *both, _ in PAIRS for side in both if side}
         found = setting.alternate(
             **{name: functools.partial(rate_of, side) for name, side in sides.items()}
         )
@@ -108,7 +94,7 @@ def python(setting: Setting) -> list[Result]:
             peer=found[str(peer)] if peer else [],
             **required,
         )
-        for what, ours, peer, required in pairs
+        for what, ours, peer, required in PAIRS
     ]
 
 
@@ -122,29 +108,10 @@ def _elements(address: str, function: str) -> contextlib.AbstractContextManager[
     return read(address, dataset_id, processing_mode="distributed_epoch")
 
 
-def _torch_elements(function: str, at_once: int) -> Iterator[Any]:
-    from torch.utils.data import DataLoader, IterableDataset, get_worker_info
-
-    class Splits(IterableDataset):  # type: ignore[misc]
-        def __iter__(self) -> Iterator[Any]:
-            worker = get_worker_info()
-            mine = range(worker.id, len(SPLITS), worker.num_workers)
-            return itertools.chain.from_iterable(map(FUNCTIONS[function], mine))
-
-    if at_once == 1:
-        return (tensor.numpy() for tensor in DataLoader(Splits(), batch_size=None, num_workers=2))
-    batches = DataLoader(Splits(), batch_size=at_once, num_workers=2)
-    return itertools.chain.from_iterable(batch.numpy() for batch in batches)
-
-
 def rate(addresses: list[str], side: Side, seconds: float) -> float:
     """Elements a second."""
-    function, processes, at_once = side
-    with contextlib.ExitStack() as stack:
-        if at_once:
-            elements = _torch_elements(function, at_once)
-        else:
-            elements = stack.enter_context(_elements(addresses[processes - 1], function))
+    function, processes = side
+    with _elements(addresses[processes - 1], function) as elements:
         next(elements)
         count, elapsed_s = consume(elements, seconds)
     return count / elapsed_s

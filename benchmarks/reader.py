@@ -61,7 +61,7 @@ class Trainer:
             return itertools.islice(elements, size) if CASES[case].coordinated else elements
 
         seconds = math.inf if CASES[case].coordinated else seconds
-        return measured(begin, lambda: workers, warm_up_s, seconds, CASES[case].batch)
+        return measured(begin, workers, warm_up_s, seconds, CASES[case].batch)
 
     def _register(self, case: str, size: int) -> Any:
         if (case, size) not in self._registered:

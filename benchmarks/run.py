@@ -20,7 +20,6 @@ from .elements import KINDS, element_row, first_element
 from .machine import describe, filesystem, require
 from .python import python
 from .real_files import file_row
-from .record_files import record_files
 from .restart import get_split, restart
 from .results import Result
 from .setting import Setting
@@ -41,7 +40,6 @@ ORDERED: dict[str, Row] = {
 ROWS: dict[str, Row] = {
     **SHARING,
     **ORDERED,
-    "record_files": record_files,
     "restart": restart,
     "get_split": get_split,
     "python": python,
@@ -68,10 +66,7 @@ class BenchmarkReport:
     interrupted: bool = False  # by Ctrl-C
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            **{name: value for name, value in vars(self).items() if name != "interrupted"},
-            "results": [result.as_json() for result in self.results],
-        }
+        return {**vars(self), "results": [result.as_json() for result in self.results]}
 
 
 def run(
@@ -129,28 +124,15 @@ def run(
                         setting.release()
                     report.results += ROWS[row](setting)
                 except (ForebayError, OSError) as error:
-                    if _is_interrupt(error):
-                        raise
                     report.failed[row] = str(error)  # the others' figures are worth having
                     setting.release()
                 report.took_s[row] = round(time.perf_counter() - begun, 1)
-        except BaseException as error:
-            if not _is_interrupt(error):
-                raise
+        except KeyboardInterrupt:
             report.failed[row] = "interrupted, and with it the rest of the run"
             report.interrupted = True
         finally:
             setting.release()
     return report
-
-
-def _is_interrupt(error: BaseException | None) -> bool:
-    """Also if a server that Ctrl-C ended, too, raised an error meanwhile."""
-    while error is not None:
-        if isinstance(error, KeyboardInterrupt):
-            return True
-        error = error.__context__
-    return False
 
 
 def write(report: BenchmarkReport, file: pathlib.Path) -> None:

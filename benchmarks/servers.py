@@ -7,7 +7,6 @@ import json
 import pathlib
 import sys
 import tempfile
-from collections.abc import Mapping
 from typing import Any
 
 from ..service.errors import ForebayError
@@ -30,28 +29,25 @@ class Responder(ChildProcess):
         module: str,
         *arguments: object,
         exit_with_parent: bool = False,
-        python: str = sys.executable,
-        environment: Mapping[str, str] = {},
     ) -> None:
         self._module = module
         self._log = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115
         super().__init__(
-            [python, "-m", module, *map(str, arguments)],
+            [sys.executable, "-m", module, *map(str, arguments)],
             self._log.fileno(),
             piped=True,
             exit_with_parent=exit_with_parent,
-            environment=environment,
         )
 
-    def answer(self, timeout_s: float = ANSWER_TIMEOUT_S) -> str:
+    def answer(self) -> str:
         """Its next line of output. Raises ForebayError, with its error output, if it ends."""
-        line = self.line(timeout_s)
+        line = self.line(ANSWER_TIMEOUT_S)
         if not line:
             code = self.wait(STOP_TIMEOUT_S)
             self._log.seek(0)
             raise ForebayError(
                 f"{self._module} did not answer and ended with exit code {code} (-9 after "
-                f"{timeout_s} s):\n{self._log.read()}"
+                f"{ANSWER_TIMEOUT_S} s):\n{self._log.read()}"
             )
         return line
 
@@ -69,8 +65,8 @@ class Responder(ChildProcess):
         """Raises ForebayError, with its error output, if it ends instead."""
         assert self.greeting
 
-    def answer_json(self, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
-        return json.loads(self.answer(timeout_s))
+    def answer_json(self) -> Any:
+        return json.loads(self.answer())
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -88,8 +84,6 @@ class Server(Responder):
     def address(self) -> str:
         """Where it serves: "host:port". Waits until it does."""
         return self.greeting.removeprefix("grpc://")
-
-    wait_until_serving = Responder.wait_until_ready
 
     @property
     def port(self) -> int:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 
 import msgspec
 
@@ -35,6 +37,52 @@ class Verdict(msgspec.Struct):
     lost: dict[str, int] = {}  # elements that the journal says are lost, by its reason
     lost_unexplained: int = 0
 
+    def take(self, ids: Sequence[int], damaged: list[int], where: str) -> None:
+        """Count elements that came, of which some may be damaged."""
+        self.delivered += len(ids)
+        if damaged:
+            self.damaged += len(damaged)
+            self.broken.append(f"{where}: {listed(damaged)} damaged on the way")
+
+    def lose(self, ids: list[int], where: str, why: str = "") -> None:
+        """Count elements that are missing without an excuse, if there are any."""
+        if ids:
+            self.lost_unexplained += len(ids)
+            self.broken.append(f"{where}: {listed(sorted(ids))} lost{why and f': {why}'}")
+
+
+@dataclass
+class Visit:
+    """One consumer, from joining an epoch until its end, or until its process was killed."""
+
+    epoch: int
+    consumer_id: int
+    blocks: list[Got] = field(default_factory=list)
+    end: ReadToEnd | Left | None = None  # None: it was killed
+
+    @property
+    def got(self) -> list[int]:
+        """The ids of its elements."""
+        return [i for block in self.blocks for i in block.ids]
+
+
+def visits(trainers: Iterable[Iterable[Record]], job: str, verdict: Verdict) -> list[Visit]:
+    """All visits in the trainers' records. Counts their elements."""
+    found: list[Visit] = []
+    name = ""
+    for record in chain.from_iterable(trainers):
+        match record:
+            case Started():
+                name = record.name
+            case Joined():
+                found.append(Visit(record.epoch, record.consumer_id))
+            case Got():
+                found[-1].blocks.append(record)
+                verdict.take(record.ids, record.damaged, f"{job}: epoch {record.epoch}, {name}")
+            case ReadToEnd() | Left():
+                found[-1].end = record
+    return found
+
 
 def check(
     history: History,
@@ -54,13 +102,17 @@ def check(
     """
     verdict = Verdict(list(history.broken))
     audit = _Audit(history, lives, partitions, in_hand, verdict)
-    for records in trainers:
-        audit.take(records)
+    by_epoch: defaultdict[int, list[Visit]] = defaultdict(list)
+    for visit in visits(trainers, job, verdict):
+        by_epoch[visit.epoch].append(visit)
     if job in history.jobs:
         for number in sorted(history.jobs[job].epochs):
             verdict.epochs += 1
-            audit.check_epoch(history.jobs[job], number, elements, passes)
-    audit.check_strays()
+            of_epoch = by_epoch.pop(number, [])
+            audit.check_epoch(history.jobs[job], number, of_epoch, elements, passes)
+    for number, strays in by_epoch.items():
+        ids = sorted(i for visit in strays for i in visit.got)
+        verdict.broken.append(f"epoch {number} is not in the journal, and {listed(ids)} came of it")
     return verdict
 
 
@@ -96,37 +148,11 @@ class _Audit:
         self._lives = lives
         self._partitions = partitions
         self._in_hand = in_hand
-        # By epoch: how often each (task, id) was delivered.
-        self._got: defaultdict[int, Counter[tuple[int, int]]] = defaultdict(Counter)
-        self._joined: Counter[int] = Counter()  # visits of trainers, by epoch
-        self._stayed: Counter[int] = Counter()  # those that ended with the epoch
-        self._left: Counter[int] = Counter()  # those that ended in order before it
 
-    def take(self, records: Iterable[Record]) -> None:
-        """Enter one trainer's records."""
-        name = ""
-        for record in records:
-            match record:
-                case Started():
-                    name = record.name
-                case Joined():
-                    self._joined[record.epoch] += 1
-                case Got():
-                    self._got[record.epoch].update((record.task_id, i) for i in record.ids)
-                    self.verdict.delivered += len(record.ids)
-                    if record.damaged:
-                        self.verdict.damaged += len(record.damaged)
-                        self._broken(
-                            f"epoch {record.epoch}: {listed(record.damaged)} damaged on the "
-                            f"way to {name}"
-                        )
-                case ReadToEnd():
-                    self._stayed[record.epoch] += 1
-                case Left():
-                    self._left[record.epoch] += 1
-
-    def check_epoch(self, job: JobHistory, number: int, elements: int, passes: int) -> None:
-        got = self._got.pop(number, Counter())
+    def check_epoch(
+        self, job: JobHistory, number: int, seen: Sequence[Visit], elements: int, passes: int
+    ) -> None:
+        got = Counter((block.task_id, i) for v in seen for block in v.blocks for i in block.ids)
         leased = self._history.leased[self._history.iterations[job.job.job_id, number]]
         where = f"epoch {number}"
         if twice := {i: n - leased[t, i] for (t, i), n in got.items() if n > leased[t, i] > 0}:
@@ -147,12 +173,15 @@ class _Audit:
             undelivered = sorted({*never, *(i for _, i in missing)})
             self._broken(f"{where} never finished: {listed(undelivered)} had not been delivered")
             return
-        if never:
-            self._unexplained(number, never, "it finished without handing them out")
-        self._check_losses(job, number, missing)
+        self.verdict.lose(never, where, "it finished without handing them out")
+        self._check_losses(job, number, seen, missing)
 
     def _check_losses(
-        self, job: JobHistory, number: int, missing: Mapping[tuple[int, int], int]
+        self,
+        job: JobHistory,
+        number: int,
+        seen: Sequence[Visit],
+        missing: Mapping[tuple[int, int], int],
     ) -> None:
         """Whether the journal says of all that is missing that it was lost."""
         worker_of, of_workers = self._history.worker_of, defaultdict[int, list[int]](list)
@@ -167,13 +196,13 @@ class _Audit:
         for drop in job.dropped:
             if drop.epoch == number:
                 dropped[worker_of[drop.task_id]] += drop.elements
-        killed = self._joined[number] - self._stayed[number] - self._left[number]
-        disturbed = self._joined[number] > self._stayed[number]
-        in_hand = killed * self._in_hand
+        disturbed = not all(isinstance(visit.end, ReadToEnd) for visit in seen)
+        in_hand = sum(visit.end is None for visit in seen) * self._in_hand
         for worker_id, ids in of_workers.items():
             name = self._history.workers[worker_id]
             if not (disturbed or self._was_disturbed(name)):
-                self._unexplained(number, ids, f"{name} had them, and no fault hit it or a trainer")
+                why = f"{name} had them, and no fault hit it or a trainer"
+                self.verdict.lose(ids, f"epoch {number}", why)
                 continue
             rest = []
             for i in ids:
@@ -185,9 +214,8 @@ class _Audit:
             rest = rest[dropped[worker_id] :]
             self._count(IN_HAND, min(len(rest), in_hand))
             rest, in_hand = rest[in_hand:], max(0, in_hand - len(rest))
-            if rest:
-                why = f"{name} had them, and the journal does not say that they were lost"
-                self._unexplained(number, rest, why)
+            why = f"{name} had them, and the journal does not say that they were lost"
+            self.verdict.lose(rest, f"epoch {number}", why)
 
     def _was_disturbed(self, name: str) -> bool:
         """Whether the worker was killed, told to stop, paused or cut off, at any time."""
@@ -198,19 +226,9 @@ class _Audit:
         cut_off = any(partition.cuts(life.host, "dispatcher") for partition in self._partitions)
         return told or bool(life.pauses) or cut_off
 
-    def check_strays(self) -> None:
-        """Check that no element came from an epoch that is not in the journal."""
-        for number, got in self._got.items():
-            ids = sorted(i for _, i in got)
-            self._broken(f"epoch {number} is not in the journal, and {listed(ids)} came of it")
-
     def _count(self, reason: str, elements: int) -> None:
         if elements:
             self.verdict.lost[reason] = self.verdict.lost.get(reason, 0) + elements
-
-    def _unexplained(self, number: int, ids: list[int], what: str) -> None:
-        self.verdict.lost_unexplained += len(ids)
-        self._broken(f"epoch {number}: {listed(sorted(ids))} lost: {what}")
 
     def _broken(self, promise: str) -> None:
         self.verdict.broken.append(promise)

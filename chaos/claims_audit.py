@@ -7,25 +7,14 @@ that the journal has of it. This is pure, as the audit is.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from ..journal.reasons import GOODBYE
-from .audit import Verdict
+from .audit import Verdict, Visit, visits
 from .history import History, listed
-from .records import Got, Joined, Left, ReadToEnd, Record, Started
+from .records import Record
 from .trainer import BUNDLE_SPLITS, CLAIMS_JOB
-
-
-@dataclass
-class ClaimingVisit:
-    """One consumer, from joining an epoch until it left, or its process was killed."""
-
-    epoch: int
-    consumer_id: int
-    got: list[int] = field(default_factory=list)
-    was_killed: bool = True  # unless it says otherwise
 
 
 def check_claims(
@@ -36,11 +25,9 @@ def check_claims(
     `twice` counts what came again, with or without a cause.
     """
     verdict = Verdict([])
-    visits = [visit for records in trainers for visit in _visits(records, verdict)]
-    by_epoch: defaultdict[int, list[ClaimingVisit]] = defaultdict(list)
-    for visit in visits:
+    by_epoch: defaultdict[int, list[Visit]] = defaultdict(list)
+    for visit in visits(trainers, CLAIMS_JOB, verdict):
         by_epoch[visit.epoch].append(visit)
-        verdict.delivered += len(visit.got)
         _check_visit(visit, history, verdict)
     epochs = history.jobs[CLAIMS_JOB].epochs if CLAIMS_JOB in history.jobs else {}
     for number, of_epoch in sorted(by_epoch.items()):
@@ -52,27 +39,7 @@ def check_claims(
     return verdict
 
 
-def _visits(records: Iterable[Record], verdict: Verdict) -> list[ClaimingVisit]:
-    visits: list[ClaimingVisit] = []
-    for record in records:
-        match record:
-            case Joined():
-                visits.append(ClaimingVisit(record.epoch, record.consumer_id))
-            case Got():
-                visits[-1].got += record.ids
-                if record.damaged:
-                    verdict.damaged += len(record.damaged)
-                    verdict.broken.append(
-                        f"{CLAIMS_JOB}: {listed(record.damaged)} damaged on the way"
-                    )
-            case Left() | ReadToEnd():
-                visits[-1].was_killed = False
-            case Started():
-                pass
-    return visits
-
-
-def _check_visit(visit: ClaimingVisit, history: History, verdict: Verdict) -> None:
+def _check_visit(visit: Visit, history: History, verdict: Verdict) -> None:
     """It got what it had claimed, from the cursors on, and nothing twice."""
     claims = {
         claim.place: claim.start
@@ -90,24 +57,21 @@ def _check_visit(visit: ClaimingVisit, history: History, verdict: Verdict) -> No
             f"{where}: {listed(wrong)} delivered to consumer {visit.consumer_id}, which had not "
             "claimed them, or behind whose claims' beginnings they are not"
         )
-    if len(set(visit.got)) != len(visit.got):
-        again = sorted({number for number in visit.got if visit.got.count(number) > 1})
+    if again := sorted(number for number, n in Counter(visit.got).items() if n > 1):
         verdict.broken.append(
             f"{where}: {listed(again)} delivered twice to consumer {visit.consumer_id}"
         )
 
 
 def _check_epoch(
-    epoch: int, visits: list[ClaimingVisit], history: History, elements: int, verdict: Verdict
+    epoch: int, visits: list[Visit], history: History, elements: int, verdict: Verdict
 ) -> None:
-    had: defaultdict[int, list[ClaimingVisit]] = defaultdict(list)
+    had: defaultdict[int, list[Visit]] = defaultdict(list)
     for visit in visits:
         for number in visit.got:
             had[number].append(visit)
     where = f"{CLAIMS_JOB}: epoch {epoch}"
-    if lost := [number for number in range(elements) if number not in had]:
-        verdict.lost_unexplained += len(lost)
-        verdict.broken.append(f"{where}: {listed(lost)} lost")
+    verdict.lose([number for number in range(elements) if number not in had], where)
     if strays := sorted(had.keys() - set(range(elements))):
         verdict.broken.append(f"{where}: {listed(strays)} delivered that nobody made")
     verdict.twice += sum(len(each) - 1 for each in had.values())
@@ -122,6 +86,6 @@ def _check_epoch(
         )
 
 
-def _is_excused(visit: ClaimingVisit, history: History) -> bool:
+def _is_excused(visit: Visit, history: History) -> bool:
     """Whether it could not report all that it had: it was killed, or could not say goodbye."""
-    return visit.was_killed or history.stays[visit.consumer_id].why != GOODBYE
+    return visit.end is None or history.stays[visit.consumer_id].why != GOODBYE

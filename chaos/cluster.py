@@ -94,17 +94,6 @@ class Options(msgspec.Struct, frozen=True):
         return counts | own.get(self.storage, {}) | network
 
 
-def find_redis_server() -> str:
-    """The path of a Redis server. Raises ForebayError if this machine has none."""
-    server = redis_program()
-    if server is None:
-        raise ForebayError(
-            "--storage redis needs a Redis server on this machine: install redis-server or "
-            "valkey-server, or use --storage files, or name the URL of a Redis"
-        )
-    return server
-
-
 class Cluster:
     """Starts the members, and restarts them. Use from the main thread; close it."""
 
@@ -112,7 +101,6 @@ class Cluster:
         self._options = options
         self._directory = directory
         self._stop = directory / "stop"
-        self.journal = directory / "journal"
         names = host_names(options.members) if options.hosts else []
         self.network = Network(names) if names else None
         self.proxies = Proxies()
@@ -141,11 +129,18 @@ class Cluster:
     # -- what runs -----------------------------------------------------------------------------
 
     def _add(
-        self, role: str, count: int, command: Callable[[int], Callable[[str], list[str]]]
+        self,
+        role: str,
+        count: int,
+        command: Callable[[int, str], list[str]],
+        kind: type[Member] = Member,
     ) -> None:
+        """Add members, of which each process gets the command for its number and its name."""
         environment = {} if self._authority is None else self._authority.credentials.environment()
         self.members[role] = [
-            Member(role, n, command(n), self._directory, self._host(f"{role}{n}"), environment)
+            kind(
+                role, n, partial(command, n), self._directory, self._host(f"{role}{n}"), environment
+            )
             for n in range(count)
         ]
 
@@ -177,23 +172,29 @@ class Cluster:
         return {life.name: life for member in self._all() for life in member.lives}
 
     def _make_storage(self) -> str:
-        if self._options.storage == "files":
-            return f"file://{self.journal.absolute()}"
-        if self._options.storage == "redis":
-            return self._make_redis()
-        if self._options.storage == "postgres":
-            return self._make_postgres()
-        return self._options.storage
+        match self._options.storage:
+            case "files":
+                return f"file://{(self._directory / 'journal').absolute()}"
+            case "redis":
+                return self._make_redis()
+            case "postgres":
+                return self._make_postgres()
+            case url:
+                return url
 
     def _make_redis(self) -> str:
-        server, data = find_redis_server(), self._directory / "redis"
-        port = free_port()
+        server, data, port = redis_program(), self._directory / "redis", free_port()
+        if server is None:
+            raise ForebayError(
+                "--storage redis needs a Redis server on this machine: install redis-server or "
+                "valkey-server, or use --storage files, or name the URL of a Redis"
+            )
         data.mkdir()
         command = [
             *(server, "--bind", "127.0.0.1", "--port", str(port), "--dir", str(data)),
             *("--appendonly", "yes", "--appendfsync", "always", "--save", ""),
         ]
-        self._add("redis", 1, lambda number: lambda name: command)
+        self._add("redis", 1, lambda *_: command)
         return f"redis://{self._proxy('redis0', port)}?prefix=chaos"
 
     def _make_postgres(self) -> str:
@@ -201,15 +202,11 @@ class Cluster:
         self._directory.chmod(0o711)  # PostgreSQL is not run as root
         postgres.make_cluster(data)
         command = postgres.server_command(data, port)
-        host = self._host("postgres0")
-        self.members["postgres"] = [
-            postgres.PostgresMember("postgres", 0, lambda name: command, self._directory, host)
-        ]
-        return (
-            f"postgresql://{postgres.USER}@{self._proxy('postgres0', port)}/postgres?prefix=chaos"
-        )
+        self._add("postgres", 1, lambda *_: command, postgres.PostgresMember)
+        server = self._proxy("postgres0", port)
+        return f"postgresql://{postgres.USER}@{server}/postgres?prefix=chaos"
 
-    def _dispatcher(self, number: int) -> Callable[[str], list[str]]:
+    def _dispatcher(self, number: int, _: str) -> list[str]:
         options = [
             *(f"--storage={self.storage}", f"--port={self._ports[number]}"),
             *(f"--address={self.addresses[number]}", *DISPATCHER_OPTIONS),
@@ -221,53 +218,44 @@ class Cluster:
         options.append(f"--workers={places}")
         if self._options.dispatchers > 1:
             options.append("--standby")
-        return lambda name: forebay("service.cli", "dispatcher", *options)
+        return forebay("service.cli", "dispatcher", *options)
 
-    def _worker(self, number: int) -> Callable[[str], list[str]]:
+    def _worker(self, number: int, name: str) -> list[str]:
         options = [
+            f"--tags={name}",  # identifies the process in the journal
             *(f"--dispatcher={self.service}", f"--port={self._worker_ports[number]}"),
             f"--host={self._host(f'worker{number}').address}",
             *(["--insecure"] if self._authority is None else []),
         ]
-        # The tag identifies the process in the journal.
         if number % 2:
             options.append("--data-transfer-protocol=tcp")
-        return lambda name: forebay("service.cli", "worker", *options, f"--tags={name}")
+        return forebay("service.cli", "worker", *options)
 
-    def _trainer(self, role: str, number: int, dataset_id: str) -> Callable[[str], list[str]]:
+    def _trainer(self, role: str, dataset_id: str, number: int, name: str) -> list[str]:
         options = self._options
-        pace_s = SLOW * ELEMENT_S * options.trainers / options.workers
         task = TrainerTask(
-            name="",
+            name=name,
             service=self.service,
             dataset_id=dataset_id,
             records=str(self.records.path_of(role, number)),
             stop=str(self._stop),
-            pace_s=pace_s,
+            pace_s=SLOW * ELEMENT_S * options.trainers / options.workers,
             claims=role == "claimer",
         )
+        return forebay("chaos.trainer", msgspec.json.encode(task).decode())
 
-        def command(name: str) -> list[str]:
-            named = msgspec.structs.replace(task, name=name)
-            return forebay("chaos.trainer", msgspec.json.encode(named).decode())
-
-        return command
-
-    def _ordered(self, number: int, dataset_id: str) -> Callable[[str], list[str]]:
-        def command(name: str) -> list[str]:
-            task = OrderedTask(
-                name=name,
-                service=self.service,
-                dataset_id=dataset_id,
-                elements=self._options.elements,
-                index=number,
-                group=self.group,
-                records=str(self.records.path_of("ordered", number)),
-                stop=str(self._stop),
-            )
-            return forebay("chaos.ordered", msgspec.json.encode(task).decode())
-
-        return command
+    def _ordered(self, dataset_id: str, number: int, name: str) -> list[str]:
+        task = OrderedTask(
+            name=name,
+            service=self.service,
+            dataset_id=dataset_id,
+            records=str(self.records.path_of("ordered", number)),
+            stop=str(self._stop),
+            elements=self._options.elements,
+            index=number,
+            group=self.group,
+        )
+        return forebay("chaos.ordered", msgspec.json.encode(task).decode())
 
     # -- its life ------------------------------------------------------------------------------
 
@@ -278,7 +266,7 @@ class Cluster:
         """
         answer = self._directory / "dataset"
         arguments = [self.service, str(self._options.elements), str(ELEMENT_S), str(answer)]
-        self._add("dataset", 1, lambda number: lambda name: forebay("chaos.dataset", *arguments))
+        self._add("dataset", 1, lambda *_: forebay("chaos.dataset", *arguments))
         registering = self.members["dataset"][0]
         registering.retired = True
         for role, line in SERVES.items():
@@ -295,9 +283,8 @@ class Cluster:
         dataset_id, claimed_id = answer.read_text().split()
         del self.members["dataset"]
         for role, read_id in (("trainer", dataset_id), ("claimer", claimed_id)):
-            command = partial(self._trainer, role, dataset_id=read_id)
-            self._add(role, self._options.members[role], command)
-        self._add("ordered", MOST_CONSUMERS, partial(self._ordered, dataset_id=claimed_id))
+            self._add(role, self._options.members[role], partial(self._trainer, role, read_id))
+        self._add("ordered", MOST_CONSUMERS, partial(self._ordered, claimed_id))
         self._hold_others()
         for member in self.readers():
             member.start()

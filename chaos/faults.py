@@ -1,19 +1,4 @@
-"""The faults of a run: each disturbs one member of the cluster.
-
-kill        SIGKILL; the cluster restarts it, as after any other end
-terminate   SIGTERM: a worker drains, a trainer is preempted
-pause       SIGSTOP, and SIGCONT a while later
-cut         its connections are reset; a trainer's include those to workers
-re-form     all trainers that read in order are killed, and so many as the fault's number says and
-            one begin together, at a saved position that all had passed (ordered.py)
-stall       its connections stay, but pass nothing for a while
-mute        requests reach it, but answers are lost; a while later, all connections are reset
-silence     its network is silently cut for a while: packets to it vanish
-isolate     its host is silently cut off from all others for a while
-deafen      packets to its host vanish for a while, and what it sends arrives
-split       hosts are divided into two groups that cannot reach each other, for a while
-sever       the same, but there are three groups, and the third one reaches both others
-"""
+"""The faults of a run, each of one member of the cluster: docs/chaos.md says what they do."""
 
 from __future__ import annotations
 
@@ -67,16 +52,8 @@ class Faults:
                 self._cluster.begin_group(fault.number + 1)
             case "trainer" | "claimer" | "ordered", "cut":
                 able = self._cut_own(member)
-            case _, "cut":
-                self._proxies.cut(proxy)
-            case _, "stall":
-                self._proxies.stall(proxy, fault.lasts_s)
-            case _, "mute":
-                self._proxies.mute(proxy, fault.lasts_s)
-            case _, "silence":
-                self._proxies.silence(proxy, fault.lasts_s)
             case _:
-                raise AssertionError(f"no such fault: {fault}")
+                self._proxies.disturb(proxy, fault.action, fault.lasts_s)
         name = member.life.name if able else None
         self.done.append(DoneFault(fault, at_s, at_ms, name))
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..journal.proto import events_pb2 as ev
-from ..journal.reasons import SILENT
 from ..service.core.job_history import ConsumerStay, JobHistories, JobHistory
 from ..service.core.machine import apply
 from ..service.core.state import State
@@ -35,12 +34,6 @@ class History:
     def leader_at(self, time_ms: int) -> str:
         """The leader's address at that time; "" before the first leader."""
         return next((who for since_ms, who in reversed(self.leaders) if since_ms <= time_ms), "")
-
-    @property
-    def given_up_ms(self) -> dict[int, int]:
-        """When the failure detector removed a consumer for its silence, by consumer."""
-        return {number: stay.left_ms or 0 for number, stay in self.stays.items()
-                if stay.why == SILENT}  # fmt: skip
 
 
 def read_history(records: Iterable[tuple[int, int, ev.Event]]) -> History:

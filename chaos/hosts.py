@@ -30,7 +30,6 @@ OWN_ADDRESS = "192.0.2.254"
 """The address of this process on the bridge, in a network that is reserved for documentation."""
 
 _ADDRESS = "192.0.2.{}"
-MOST_HOSTS = 253
 _UNUSED = "02:00:00:00:00:00"
 """A hardware address that no host has: theirs are random, so 1 in 2^46 would be the same."""
 
@@ -84,11 +83,6 @@ class Network:
     """
 
     def __init__(self, names: Collection[str]) -> None:
-        if len(names) > MOST_HOSTS:
-            raise ForebayError(
-                f"--hosts with {len(names)} processes: there are addresses for {MOST_HOSTS}; use "
-                "fewer dispatchers, workers or trainers"
-            )
         self.hosts: dict[str, Host] = {}  # by name
         self.partitions: list[Partition] = []  # those that are over, too
         self._present: list[Partition] = []  # those that are not

@@ -115,7 +115,7 @@ class Member:
         """Send SIGKILL, and wait for the end."""
         if self._process is not None:
             self.life.killed_s = time.monotonic()
-            self._signal(self._process, signal.SIGKILL)
+            self.send(signal.SIGKILL)
             self._process.wait()
             self.poll()
 
@@ -129,22 +129,19 @@ class Member:
         """SIGSTOP; `poll` resumes it in time."""
         if self._process is not None:
             now = time.monotonic()
-            self._signal(self._process, signal.SIGSTOP)
+            self.send(signal.SIGSTOP)
             self._resume_at_s = now + seconds
             self.life.pauses.append((now, self._resume_at_s))
 
     def resume(self) -> None:
         """SIGCONT, if it is paused."""
         if self._process is not None and self._resume_at_s:
-            self._signal(self._process, signal.SIGCONT)
+            self.send(signal.SIGCONT)
         self._resume_at_s = 0.0
 
     def send(self, number: signal.Signals) -> None:
         if self._process is not None:
             self._process.send_signal(number)
-
-    def _signal(self, process: ChildProcess, number: signal.Signals) -> None:
-        process.send_signal(number)
 
     def poll(self) -> None:
         """Do what is due: resume it, note its end, restart it. Poll this often after `start`."""

@@ -80,11 +80,8 @@ class _OrderAudit:
         self, index: int, group: OrderedGroup, position: int, end: int, step: OrderedStep
     ) -> bool:
         """Whether this is the step at a position of an epoch with that end."""
-        self.verdict.delivered += len(step.ids)
         who = f"consumer {index} of {group.consumers} (group {group.number})"
-        if step.damaged:
-            self.verdict.damaged += len(step.damaged)
-            self._broken(f"{listed(step.damaged)} damaged on the way to {who}")
+        self.verdict.take(step.ids, step.damaged, f"{JOB}: {who}")
         first = min(position + index * group.batch_size, end)
         begin = end - self._elements
         due = self._order(begin // self._elements)[first - begin :][: group.batch_size]
@@ -114,9 +111,8 @@ class _OrderAudit:
             min(self._passed[group.number].get(i, group.position) for i in range(group.consumers))
             for group in self._groups.values()
         )
-        if gaps := [position for position in range(passed) if position not in self._at]:
-            self.verdict.lost_unexplained += len(gaps)
-            self._broken(f"the positions of {listed(gaps)} were passed, and nobody had them")
+        gaps = [position for position in range(passed) if position not in self._at]
+        self.verdict.lose(gaps, JOB, "these positions were passed, and nobody had them")
         self.verdict.epochs = passed // self._elements
         for epoch in range(self.verdict.epochs):
             begin = epoch * self._elements

@@ -10,12 +10,12 @@ from string import digits
 
 import msgspec
 
+from ..journal.reasons import SILENT
 from .history import History
 from .plan import Sides
 
 SILENT_S = 20.0
-"""How long after a pause or partition its member's removal still counts as its effect, as does a
-connection that is not back yet."""
+"""How long after a partition its member's removal still counts as its effect."""
 
 
 class Partition(msgspec.Struct):
@@ -34,11 +34,6 @@ class Partition(msgspec.Struct):
         return (host in one and whom in other) or (host in other and whom in one)
 
 
-def periods(partitions: Iterable[Partition], host: str, whom: str) -> list[tuple[float, float]]:
-    """When the host was cut off from that host or role, or had been in the SILENT_S before."""
-    return [(p.since_s, p.until_s + SILENT_S) for p in partitions if p.cuts(host, whom)]
-
-
 def failed_cut_off(
     history: History,
     consumers: Mapping[int, str],
@@ -54,11 +49,11 @@ def failed_cut_off(
     """
     found = set()
     for consumer_id, name in consumers.items():
-        at_ms = history.given_up_ms.get(consumer_id)
-        if at_ms is None or name not in hosts:
+        stay = history.stays.get(consumer_id)
+        if stay is None or stay.why != SILENT or name not in hosts:
             continue
-        at_s = at_ms / 1000 - wall_s
-        away = periods(partitions, hosts[name], "dispatcher")
-        if any(since_s <= at_s <= until_s for since_s, until_s in away):
+        at_s = (stay.left_ms or 0) / 1000 - wall_s
+        away = (p for p in partitions if p.cuts(hosts[name], "dispatcher"))
+        if any(p.since_s <= at_s <= p.until_s + SILENT_S for p in away):
             found.add(name)
     return found

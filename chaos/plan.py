@@ -32,7 +32,7 @@ WEIGHTS: dict[str, dict[str, int]] = {
         for server in ("redis", "postgres")
     },
 }
-"""The relative frequency of each action, by role. faults.py explains the actions."""
+"""The relative frequency of each action, by role. docs/chaos.md explains the actions."""
 
 PARTITIONS: dict[str, dict[str, int]] = {
     "dispatcher": {"isolate": 2, "deafen": 1},
@@ -118,7 +118,7 @@ def make_plan(
 
 
 def _sides(chance: random.Random, action: str, host: str, hosts: list[str]) -> Sides:
-    """The sides of a partition. Nobody is on the third side of a split; see faults.py."""
+    """The sides of a partition. Nobody is on the third side of a split."""
     if action in ("isolate", "deafen"):
         return (host,), tuple(other for other in hosts if other != host)
     while True:

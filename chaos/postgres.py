@@ -106,8 +106,9 @@ def _send(pid: int, number: signal.Signals) -> None:
 class PostgresMember(Member):
     """A server as a member of a cluster."""
 
-    def _signal(self, process: ChildProcess, number: signal.Signals) -> None:
-        signal_server(process.pid, number)
+    def send(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            signal_server(self._process.pid, number)
 
 
 def _program(name: str) -> pathlib.Path:

@@ -8,7 +8,7 @@ import ctypes
 import socket
 import struct
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from .hosts import LOOPBACK, Host
@@ -50,10 +50,8 @@ class _Proxy:
         self._connections: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
         self._flows = asyncio.Event()
         self._flows.set()
-        self._resume: asyncio.TimerHandle | None = None
-        self._mute: asyncio.TimerHandle | None = None
         self._silenced: list[_Socket] = []
-        self._whole: asyncio.TimerHandle | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}  # of disturbances that are not over
 
     async def listen(self) -> int:
         listening = self._host.socket()
@@ -62,31 +60,18 @@ class _Proxy:
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
-    async def cut(self) -> None:
+    async def cut(self, _: float) -> None:
         """Reset every connection. New ones are accepted at once."""
         self._reset_all()
 
     async def mute(self, seconds: float) -> None:
         """Pass requests on and drop the answers, for `seconds`; then reset every connection."""
-        if self._mute is not None:
-            self._mute.cancel()
-        self._mute = asyncio.get_running_loop().call_later(seconds, self._unmute)
-
-    def _unmute(self) -> None:
-        self._mute = None
-        self._reset_all()  # the streams are useless after the lost bytes
-
-    def _reset_all(self) -> None:
-        for ends in list(self._connections):
-            for end in ends:
-                _reset(end)
+        self._later("mute", seconds, self._reset_all)  # the streams are useless after lost bytes
 
     async def stall(self, seconds: float) -> None:
         """Keep the connections, accept new ones, and pass nothing on for `seconds`."""
         self._flows.clear()
-        if self._resume is not None:
-            self._resume.cancel()
-        self._resume = asyncio.get_running_loop().call_later(seconds, self._flows.set)
+        self._later("stall", seconds, self._flows.set)
 
     async def silence(self, seconds: float) -> None:
         """Silently drop every packet to the proxy for `seconds`: nobody can connect."""
@@ -96,9 +81,18 @@ class _Proxy:
         for connection in silenced:
             drop_packets(connection)
         self._silenced += silenced
-        if self._whole is not None:
-            self._whole.cancel()
-        self._whole = asyncio.get_running_loop().call_later(seconds, self._unsilence)
+        self._later("silence", seconds, self._unsilence)
+
+    def _later(self, what: str, seconds: float, end: Callable[[], object]) -> None:
+        """End a disturbance in so many seconds, whenever it was to end before."""
+
+        def over() -> None:
+            del self._timers[what]
+            end()
+
+        if what in self._timers:
+            self._timers[what].cancel()
+        self._timers[what] = asyncio.get_running_loop().call_later(seconds, over)
 
     def _unsilence(self) -> None:
         self._flows.set()
@@ -106,6 +100,11 @@ class _Proxy:
             with contextlib.suppress(OSError):  # it is closed, or was silenced twice
                 keep_packets(connection)
         self._silenced.clear()
+
+    def _reset_all(self) -> None:
+        for ends in list(self._connections):
+            for end in ends:
+                _reset(end)
 
     async def close(self) -> None:
         self._flows.set()
@@ -147,7 +146,7 @@ class _Proxy:
     ) -> None:
         while chunk := await reader.read(CHUNK_BYTES):
             await self._flows.wait()
-            if answers and self._mute is not None:
+            if answers and "mute" in self._timers:
                 continue
             writer.write(chunk)
             await writer.drain()
@@ -159,6 +158,14 @@ def _reset(writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(OSError):  # it is closed
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     writer.transport.abort()
+
+
+DISTURBANCES = {
+    "cut": _Proxy.cut,
+    "mute": _Proxy.mute,
+    "stall": _Proxy.stall,
+    "silence": _Proxy.silence,
+}
 
 
 class Proxies:
@@ -180,21 +187,9 @@ class Proxies:
         port: int = self._call(proxy.listen())
         return port
 
-    def cut(self, name: str) -> None:
-        """Reset every connection through the proxy."""
-        self._call(self._proxies[name].cut())
-
-    def mute(self, name: str, seconds: float) -> None:
-        """Drop the answers through the proxy for `seconds`; then reset every connection."""
-        self._call(self._proxies[name].mute(seconds))
-
-    def stall(self, name: str, seconds: float) -> None:
-        """Hold back everything that passes through the proxy, for `seconds` from now on."""
-        self._call(self._proxies[name].stall(seconds))
-
-    def silence(self, name: str, seconds: float) -> None:
-        """Silently cut the network of the proxy for `seconds`: packets to it vanish."""
-        self._call(self._proxies[name].silence(seconds))
+    def disturb(self, name: str, action: str, seconds: float = 0.0) -> None:
+        """Cut, mute, stall or silence the connections through the proxy: see `_Proxy`'s methods."""
+        self._call(DISTURBANCES[action](self._proxies[name], seconds))
 
     def close(self) -> None:
         """End all connections and the thread. Idempotent."""

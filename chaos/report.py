@@ -68,26 +68,19 @@ def judge(
         )
     finally:
         storage.close()
-    records, lives, partitions = cluster.records.of_trainers(), cluster.lives, cluster.partitions
+    lives, partitions = cluster.lives, cluster.partitions
     wall_s = time.time() - time.monotonic()
     consumers = cluster.records.consumers() | members(history, lives.values(), wall_s)
     failed = (life for life in lives.values() if life.code and life.killed_s is None)
     hosts = {life.name: life.host for life in failed}
     cut_off = failed_cut_off(history, consumers, hosts, partitions, wall_s)
+    elements = options.elements
     verdict = check(
-        history,
-        JOB,
-        records,
-        lives,
-        elements=options.elements,
-        passes=PASSES,
-        in_hand=IN_HAND,
-        partitions=partitions,
-    )
-    claims = check_claims(
-        history, cluster.records.of_trainers("claimer"), elements=options.elements
-    )
-    ordered = check_order(cluster.records.of_trainers("ordered"), elements=options.elements)
+        history, JOB, cluster.records.of_trainers(), lives,
+        elements=elements, passes=PASSES, in_hand=IN_HAND, partitions=partitions,
+    )  # fmt: skip
+    claims = check_claims(history, cluster.records.of_trainers("claimer"), elements=elements)
+    ordered = check_order(cluster.records.of_trainers("ordered"), elements=elements)
     verdict.broken += [*check_lives(lives.values(), cut_off), *claims.broken, *ordered.broken]
     verdict.broken += [f"the journal: {problem}" for problem in verified.problems]
     kinds = [(_kind(done, cluster, history), done) for done in faults.done]
@@ -149,18 +142,12 @@ def render(report: ChaosReport) -> Any:
     for excuse, count in sorted(verdict.lost.items()):
         found.add_row("lost, as the journal says", f"{count}: {excuse}")
     found.add_row("lost otherwise", str(verdict.lost_unexplained))
-    claims = report.claims
-    found.add_row(
-        "at least once",
-        f"{claims.epochs} epochs of {options.elements} elements; delivered {claims.delivered}, "
-        f"{claims.twice} of them again, {claims.lost_unexplained} lost",
-    )
-    ordered = report.ordered
-    found.add_row(
-        "in order",
-        f"{ordered.epochs} epochs of {options.elements} elements; delivered {ordered.delivered}, "
-        f"{ordered.twice} of them again, {ordered.lost_unexplained} lost",
-    )
+    for how, of in (("at least once", report.claims), ("in order", report.ordered)):
+        found.add_row(
+            how,
+            f"{of.epochs} epochs of {options.elements} elements; delivered {of.delivered}, "
+            f"{of.twice} of them again, {of.lost_unexplained} lost",
+        )
     journal = f"{report.journal_events} events in {report.journal_terms} terms, "
     found.add_row("journal", journal + ("sound" if report.journal_sound else "NOT SOUND"))
     faults = ", ".join(f"{kind} {hits}" for kind, hits in report.faults.items())

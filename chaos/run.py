@@ -14,12 +14,9 @@ from .members import TRAINERS
 from .plan import Fault, make_plan
 from .report import ChaosReport, judge
 
-Tell = Callable[[str], None]
-"""Called with a progress message for each step."""
 
-
-def run_chaos(options: Options, directory: Path, tell: Tell = lambda _: None) -> ChaosReport:
-    """Run chaos, with all its files in `directory`. Use the main thread.
+def run_chaos(options: Options, directory: Path, tell: Callable[[str], None]) -> ChaosReport:
+    """Run chaos in the main thread, with its files in `directory`. `tell` gets what it does.
 
     Leaves no process behind. Raises ForebayError if the cluster cannot be started, and
     StorageError if its journal cannot be read at the end.
@@ -57,7 +54,7 @@ def run_chaos(options: Options, directory: Path, tell: Tell = lambda _: None) ->
 
 
 def _inject(
-    cluster: Cluster, faults: Faults, plan: list[Fault], began_s: float, tell: Tell
+    cluster: Cluster, faults: Faults, plan: list[Fault], began_s: float, tell: Callable[[str], None]
 ) -> None:
     for fault in plan:
         _wait_until(cluster, began_s + fault.at_s)

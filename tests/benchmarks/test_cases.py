@@ -5,7 +5,6 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -18,7 +17,7 @@ from forebay.storage.tfrecord import read_frames
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     directory = tmp_path_factory.mktemp("files")
-    RECORDS.write(directory, quick=True, forms=set())
+    RECORDS.write(directory, quick=True)
     return directory
 
 
@@ -46,21 +45,10 @@ def test_a_size_makes_an_end(name: str, files: pathlib.Path) -> None:
 
 
 def test_records_are_whole_and_differ(files: pathlib.Path) -> None:
-    with RECORDS.files(files).open("rb") as opened:
+    with RECORDS.file(files).open("rb") as opened:
         contents = [data for _, data in read_frames(opened.fileno())]
     assert {len(data) for data in contents} == {1024}
     assert len(set(contents)) == RECORDS.quick_count
-
-
-def test_a_content_has_each_form_that_was_asked_for(tmp_path: pathlib.Path) -> None:
-    """Also where another row has written it, in fewer."""
-    RECORDS.write(tmp_path, quick=True, forms=set())
-    written = RECORDS.files(tmp_path).stat().st_mtime_ns
-    assert RECORDS.write(tmp_path, quick=True, forms={"torch"}) == RECORDS.quick_count
-    assert RECORDS.files(tmp_path).stat().st_mtime_ns == written
-    assert RECORDS.numbered(tmp_path).read_bytes() == b"".join(
-        RECORDS.records(np.random.default_rng(0), RECORDS.quick_count)
-    )
 
 
 def test_all_ways_read_the_same_pipeline() -> None:

@@ -69,7 +69,7 @@ def test_it_passes_on_and_cuts(proxies: Proxies, echo: int) -> None:
     with connect(port) as one, connect(port) as two:
         question = bytes(range(256)) * 4000
         assert ask(one, question) == question and ask(two, b"x") == b"x"
-        proxies.cut("a")
+        proxies.disturb("a", "cut")
         for connection in (one, two):
             with pytest.raises(ConnectionResetError):
                 connection.recv(1)
@@ -88,14 +88,14 @@ def test_it_stalls_and_loses_nothing(proxies: Proxies, echo: int) -> None:
     port, other = proxies.add("a", echo), proxies.add("b", echo)
     with connect(port) as stalled, connect(other) as free:
         assert ask(stalled, b"x") == b"x"
-        proxies.stall("a", 600)
+        proxies.disturb("a", "stall", 600)
         stalled.setblocking(False)
         stalled.send(b"held")
         assert ask(free, b"y") == b"y"
         with pytest.raises(BlockingIOError):
             stalled.recv(1)
         stalled.settimeout(TIMEOUT_S)
-        proxies.stall("a", 0)
+        proxies.disturb("a", "stall", 0)
         assert ask(stalled, b"") == b"" and stalled.recv(4) == b"held"
 
 
@@ -103,7 +103,7 @@ def test_its_network_is_cut_silently_and_whole_again(proxies: Proxies, echo: int
     port = proxies.add("a", echo)
     with connect(port) as connection, socket.socket() as other:
         assert ask(connection, b"x") == b"x"
-        proxies.silence("a", 600)
+        proxies.disturb("a", "silence", 600)
         connection.setblocking(False)
         connection.send(b"lost")
         other.setblocking(False)
@@ -113,7 +113,7 @@ def test_its_network_is_cut_silently_and_whole_again(proxies: Proxies, echo: int
         assert state == (TCP_SYN_SENT,)
         with pytest.raises(BlockingIOError):
             connection.recv(1)
-        proxies.silence("a", 0)
+        proxies.disturb("a", "silence", 0)
         for each in (connection, other):
             each.settimeout(TIMEOUT_S)
         assert ask(connection, b"") == b"" and connection.recv(4) == b"lost"  # it was sent again
@@ -127,7 +127,7 @@ def test_it_loses_answers_and_then_cuts(proxies: Proxies, echo: int) -> None:
     port = proxies.add("a", echo)
     with connect(port) as connection:
         assert ask(connection, b"x") == b"x"
-        proxies.mute("a", 0.2)
+        proxies.disturb("a", "mute", 0.2)
         with pytest.raises(ConnectionResetError):
             assert ask(connection, b"question") == b"not even this"
     with connect(port) as again:

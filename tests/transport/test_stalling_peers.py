@@ -92,12 +92,12 @@ def test_a_connection_that_stalls_or_goes_deaf_costs_nothing(closing: ExitStack)
     slow = Consumer(proxy, 1, reads=TASK, credit_bytes=4 * MB, give_up_s=TIMEOUT_S)
     closing.callback(slow.client.close)
     slow_ones = [slow.take()[1].index for _ in range(5)]  # type: ignore[union-attr]
-    proxies.stall("worker", 600)
+    proxies.disturb("worker", "stall", 600)
     brisk = Consumer(only(worker, "tcp"), 2, reads=TASK)
     closing.callback(brisk.client.close)
     brisk_ones = brisk.numbers()
-    proxies.mute("worker", 0.1)  # lost, and then the connection is cut
-    proxies.stall("worker", 0)
+    proxies.disturb("worker", "mute", 0.1)  # lost, and then the connection is cut
+    proxies.disturb("worker", "stall", 0)
     slow_ones += slow.numbers()
     assert slow_ones == sorted(slow_ones)
     assert sorted(slow_ones + brisk_ones) == list(range(1, 61))

@@ -73,7 +73,7 @@ def test_a_connection_that_is_cut_is_resumed(worker: TunnelledWorker, closing: E
     while isinstance(item := consumer.take()[1], Block):
         numbers.append(item.index)
         if len(numbers) % 100 == 50:
-            proxies.cut("worker")
+            proxies.disturb("worker", "cut")
     assert numbers == [*range(1, 401)]
 
 
@@ -108,10 +108,10 @@ def test_closing_does_not_wait_for_a_host_that_is_silent(
     worker.blocks.sessions.add_task(TASK, FirstComeOutput())
     consumer = consumer_at(f"127.0.0.1:{port}", reads=TASK)
     wait_until(lambda: TASK in worker.blocks.sessions.read_tasks())
-    proxies.stall("worker", 600)
+    proxies.disturb("worker", "stall", 600)
     consumer.client.close()
     assert named_threads("forebay-tunnel") != []  # the worker's end does not know yet
-    proxies.cut("worker")
+    proxies.disturb("worker", "cut")
 
 
 def test_a_tunnel_more_than_there_may_be_is_refused(
