@@ -10,8 +10,18 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .finding import SEVERITIES, Finding, Severity, Status, job_name
-from .part_findings import LATELY_S, after, is_small, part_findings, silent_s
+from .findings import (
+    LATELY_S,
+    SEVERITIES,
+    Finding,
+    Severity,
+    Status,
+    after,
+    is_small,
+    job_name,
+    part_findings,
+    silent_s,
+)
 
 WAITS = 0.05
 """Trainers that wait a smaller share of their time have what they need."""

@@ -51,6 +51,7 @@ LAYERS: dict[str, set[str]] = {
     "service.connections": {
         *("service.address_forms", "service.complaints", "service.errors", "service.processes"),
         *("service.proto", "service.tracing", "service.memory_limit", "journal.proto"),
+        "service.options",
     },
     "service.http": {
         *("service.connections.admission", "service.connections.credentials"),

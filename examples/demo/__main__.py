@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from forebay.journal import verify
+from forebay.journal.verification import verify
 from forebay.service.errors import ForebayError
 from forebay.service.processes import ChildProcess, forebay, free_port, tail
 from forebay.storage import open_storage

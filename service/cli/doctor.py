@@ -9,9 +9,8 @@ from typing import Any
 import typer
 
 from ..diagnosis import WAITS_FOR, WORKERS_DO, findings
-from ..finding import Finding, duration, job_name
+from ..findings import Finding, duration, job_name, silent_s
 from ..http.families import printable
-from ..part_findings import silent_s
 from .console import plain_console
 from .options import JSON, SERVICE, connects
 from .status import PATIENCE_S, as_of, only

@@ -14,9 +14,8 @@ from typing import Any
 import typer
 
 from ..errors import InvalidArgument, NotFound, Unavailable
-from ..finding import duration, job_name
+from ..findings import duration, error_text, job_name, lost_text, silent_s
 from ..http.families import label_value, printable
-from ..part_findings import error_text, lost_text, silent_s
 from .console import plain_console
 from .options import JSON, SERVICE, connects
 

@@ -20,9 +20,10 @@ import os
 import ssl
 import stat
 import time
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ..errors import InvalidArgument
+from ..options import ServerOptions
 from .reloaded import Reloaded
 
 log = logging.getLogger(__name__)
@@ -193,24 +194,7 @@ def _of_environment(*values: str) -> Credentials | None:
     return Credentials(*values) if any(values) else None
 
 
-class _ServerOptions(Protocol):
-    @property
-    def host(self) -> str: ...
-    @property
-    def insecure(self) -> bool: ...
-    @property
-    def tls_ca(self) -> str: ...
-    @property
-    def tls_cert(self) -> str: ...
-    @property
-    def tls_key(self) -> str: ...
-    @property
-    def token_file(self) -> str: ...
-    @property
-    def allow_tensorflow_clients(self) -> bool: ...
-
-
-def credentials_of_server(options: _ServerOptions) -> Credentials | None:
+def credentials_of_server(options: ServerOptions) -> Credentials | None:
     """The credentials of a server; None: it serves plain connections.
 
     Raises InvalidArgument if they cannot be used, and for a server that would listen beyond
@@ -241,7 +225,7 @@ def credentials_of_server(options: _ServerOptions) -> Credentials | None:
     return credentials
 
 
-def serves_tensorflow(options: _ServerOptions, credentials: Credentials | None) -> bool:
+def serves_tensorflow(options: ServerOptions, credentials: Credentials | None) -> bool:
     """Whether a server with these options serves tf.data service's own clients and workers.
 
     They cannot prove who they are. Raises InvalidArgument for a server that would ask them to.

@@ -208,20 +208,12 @@ def bind(server: Any, host: str, port: int, credentials: Credentials | None = No
     return f"{in_brackets(host)}:{bound}"
 
 
-def interceptors(admission: Admission | None) -> list[grpc.ServerInterceptor[Any, Any]]:
-    """Of a threaded server: refuse calls without a token, if it asks for tokens."""
+def interceptors(admission: Admission | None, *, is_async: bool = False) -> list[Any]:
+    """Of a threaded server, or a `grpc.aio` one: refuse calls without a token, if it asks for
+    tokens."""
     if admission is None or not admission.asks_for_token:
         return []
-    return [_TokenInterceptor(admission)]
-
-
-def interceptors_async(
-    admission: Admission | None,
-) -> list[grpc.aio.ServerInterceptor[Any, Any]]:
-    """The same, of a `grpc.aio` server."""
-    if admission is None or not admission.asks_for_token:
-        return []
-    return [_AsyncTokenInterceptor(admission)]
+    return [_AsyncTokenInterceptor(admission) if is_async else _TokenInterceptor(admission)]
 
 
 class _TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg] # generic in its stubs only

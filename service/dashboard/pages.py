@@ -29,7 +29,7 @@ from aiohttp.http import HttpProcessingError
 
 from ..diagnosis import findings
 from ..errors import InvalidArgument, NotFound, PermissionDenied, Unauthenticated, Unavailable
-from ..finding import job_name
+from ..findings import job_name
 from ..http.server import HEADERS, Handler, HttpServer
 from ..slicing import in_slices
 from . import split_map, views

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 from markupsafe import Markup, escape
 
 from ..diagnosis import WAITS_FOR, WORKERS_DO
-from ..finding import duration, job_name
+from ..findings import duration, error_text, job_name, lost_text
 from ..http.families import label_value, printable
-from ..part_findings import error_text, lost_text
 from . import split_map
 from .series import Series, line, round_up
 

@@ -16,7 +16,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from ..connections.admission import Admission
-from ..connections.grpc_server import LEADER_KEY, bind, interceptors_async, server_options
+from ..connections.grpc_server import LEADER_KEY, bind, interceptors, server_options
 from ..errors import AddressInUse
 
 Handler = grpc.GenericRpcHandler  # of a service
@@ -81,7 +81,7 @@ class ServedPort:
 
     def _make_server(self, standby: bool) -> grpc.aio.Server:
         return grpc.aio.server(
-            interceptors=interceptors_async(self._admission) or None,
+            interceptors=interceptors(self._admission, is_async=True) or None,
             options=server_options(self._credentials) + _STANDBY_OPTIONS * standby,
         )
 

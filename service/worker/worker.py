@@ -44,9 +44,9 @@ from ..delivery import (
     TaskOutput,
 )
 from ..errors import ForebayError, Unavailable
+from ..findings import SMALL_BUDGET, is_small
 from ..http.opening import open_http_thread
 from ..memory_limit import memory_limit
-from ..part_findings import SMALL_BUDGET, is_small
 from ..pipelines import PythonRules
 from ..proto import forebay_pb2 as pb
 from ..proto.metrics_pb2 import TaskMetrics

@@ -12,7 +12,7 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
 from forebay.service.core.status import Stranger, encoded_status
 from forebay.service.diagnosis import findings
-from forebay.service.finding import Finding
+from forebay.service.findings import Finding
 
 from .test_loads import EVERY_S, WINDOW_S, Cluster
 

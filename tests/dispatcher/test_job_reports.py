@@ -19,7 +19,7 @@ from forebay.service.dashboard import views
 from forebay.service.diagnosis import findings
 from forebay.service.dispatcher import job_reports
 from forebay.service.dispatcher.job_reports import MOST_ERRORS, JobReports
-from forebay.service.part_findings import error_text
+from forebay.service.findings import error_text
 from forebay.service.proto import forebay_pb2 as pb
 
 from ..core.given import Given

@@ -19,7 +19,7 @@ from forebay.service.dispatcher import leadership, storage_watch
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.forebay_face import ForebayFace
 from forebay.service.errors import Unavailable
-from forebay.service.finding import Finding
+from forebay.service.findings import Finding
 from forebay.service.processes import free_port
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import MemoryStorage, StorageError

@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
-from forebay.service.finding import job_name
+from forebay.service.findings import job_name
 from forebay.service.processes import free_port
 
 from .. import forks

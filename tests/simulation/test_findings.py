@@ -15,7 +15,7 @@ import pytest
 from forebay.service.client.options import ShardingPolicy
 from forebay.service.diagnosis import findings
 from forebay.service.errors import PipelineError
-from forebay.service.finding import Finding
+from forebay.service.findings import Finding
 
 from . import remote
 from .network import Weather
