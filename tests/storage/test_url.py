@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.storage import FileStorage, MemoryStorage, StorageUnusable, open_storage
+from forebay.storage import FileStorage, MemoryStorage, Storage, StorageUnusable, open_storage
 from forebay.storage.postgres.storage import PostgresStorage
 from forebay.storage.redis.storage import RedisStorage
 
@@ -32,12 +32,19 @@ def test_file_urls_and_plain_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    "url",
-    ["redis://host", "REDISS://host:1/2", "unix:///a/socket", "redis+sentinel://a,b:1/service"],
+    ("url", "kind"),
+    [
+        ("redis://host", RedisStorage),
+        ("REDISS://host:1/2", RedisStorage),
+        ("unix:///a/socket", RedisStorage),
+        ("redis+sentinel://a,b:1/service", RedisStorage),
+        ("postgresql://host/db", PostgresStorage),
+        ("POSTGRES://host:1,other:2/db?prefix=a", PostgresStorage),
+    ],
 )
-def test_redis_urls(url: str) -> None:
+def test_urls_of_servers(url: str, kind: type[Storage]) -> None:
     storage = open_storage(url)
-    assert isinstance(storage, RedisStorage)
+    assert isinstance(storage, kind)
     assert storage.url == url
     storage.close()
 
@@ -56,14 +63,6 @@ def test_others_are_refused_with_what_there_is(url: str) -> None:
 def test_a_forgotten_colon_makes_no_directory(url: str) -> None:
     with pytest.raises(StorageUnusable, match="lacks the colon of a scheme"):
         open_storage(url)
-
-
-@pytest.mark.parametrize("url", ["postgresql://host/db", "POSTGRES://host:1,other:2/db?prefix=a"])
-def test_postgres_urls(url: str) -> None:
-    storage = open_storage(url)
-    assert isinstance(storage, PostgresStorage)
-    assert storage.url == url
-    storage.close()
 
 
 def test_postgres_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

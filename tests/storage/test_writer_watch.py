@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from forebay.storage import Fenced, Locked, open_storage, writer_watch
+from forebay.storage import Fenced, Locked, open_storage
 from forebay.storage.server_log import QUERY_MS
 from forebay.storage.server_storage import ServerStorage
 from forebay.storage.server_writer import ServerWriter
@@ -14,14 +14,6 @@ from forebay.storage.server_writer import ServerWriter
 from ..redis_server import wait_until
 
 LEASE_MS = 60_000
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The watch's monotonic clock: `now`, in seconds."""
-    clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(writer_watch, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    return clock
 
 
 @pytest.mark.parametrize("any_storage", ["redis", "postgres"], indirect=True)
