@@ -82,29 +82,12 @@ def _join_iteration(state: State, command: JoinIteration) -> Decision:
             f"Job id {command.job_id} not found: it was collected, or this dispatcher lost its "
             "state; read the dataset again"
         )
-    return join(
-        state,
-        job,
-        command.epoch,
-        Ids(state),
-        command.stock,
-        command.consumer_index,
-        command.member,
-        command.gone,
-    )
+    return join(state, job, command, Ids(state))
 
 
-def join(
-    state: State,
-    job: Job,
-    epoch: int,
-    ids: Ids,
-    stock: bool,
-    consumer_index: int | None,
-    member: ev.GroupMember | None,
-    gone: tuple[int, ...],
-) -> Decision:
-    """Like JoinIteration, but the state need not contain the job yet."""
+def join(state: State, job: Job, command: JoinIteration, ids: Ids) -> Decision:
+    """As JoinIteration, but the state need not contain the job yet."""
+    epoch, consumer_index, member = command.epoch, command.consumer_index, command.member
     require_list(state, job.sharding)
     if epoch < 0:
         raise InvalidArgument(f"epoch {epoch} is negative; the first one is 0")
@@ -117,7 +100,7 @@ def join(
     iteration = state.iterations.get(job.iterations.get(epoch, -1))
     check_member(job, epoch, member)
     if iteration is not None and member is not None:
-        events += [left(i, EVICTED) for i in evicted(state, job, iteration, member, gone)]
+        events += [left(i, EVICTED) for i in evicted(state, job, iteration, member, command.gone)]
     if iteration is not None and consumer_index is not None:
         anew = consumer_index in iteration.begun_indices
         for consumer_id in sorted(iteration.consumers):
@@ -143,12 +126,12 @@ def join(
             ended = ev.IterationFinished(iteration_id=iteration.iteration_id)
             events.append(ev.Event(iteration_finished=ended))
     if kind_of(job).has_rounds:
-        _require_same_kind(state, job, iteration, stock)
+        _require_same_kind(state, job, iteration, command.stock)
     events += kind_of(job).when_somebody_joins(state, job, iteration, ids)
     joined = ev.ConsumerJoined(
         consumer_id=ids.new(),
         iteration_id=iteration.iteration_id,
-        stock=stock,
+        stock=command.stock,
         consumer_index=consumer_index,
         member=member,
     )

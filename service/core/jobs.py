@@ -9,7 +9,7 @@ from ...journal.splits import grows
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
 from .base import Command, Decide, Decision, EventKind, Events, Ids, find_dataset, reserve_id
 from .bundles import complete_order, is_same_order, order_of
-from .consumers import join, left
+from .consumers import JoinIteration, join, left
 from .iterations import collected
 from .ordered import MAX_CONSUMERS
 from .places import require_list
@@ -107,9 +107,14 @@ def _join_job(state: State, command: JoinJob) -> Decision:
         job = state.jobs[job_id]
         if job.dataset_id != command.dataset_id:
             return Decision([], job)
-    joined = join(
-        state, job, command.epoch, ids, False, command.consumer_index, command.member, command.gone
+    asked = JoinIteration(
+        job_id=job.job_id,
+        epoch=command.epoch,
+        consumer_index=command.consumer_index,
+        member=command.member,
+        gone=command.gone,
     )
+    joined = join(state, job, asked, ids)
     return Decision([*created, *joined.events], joined.answer)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from forebay.journal.proto import events_pb2 as ev
@@ -14,8 +15,11 @@ from forebay.service.core.state import State
 class Given:
     """A state, and what happens to it."""
 
+    now_ms, step_ms = 1, 0  # the clock, and by how much it goes on with each command
+
     def __init__(self) -> None:
         self.state = State()
+        self._subscribers: list[Callable[[ev.Event], None]] = []
         self.when(c.ElectLeader(term=1, address="a:1", version="0", journal_id="j"))
         self.register("d", ev.SplitSource(count=100))
 
@@ -23,11 +27,23 @@ class Given:
         definition = ev.DatasetDefinition(sources=sources)
         self.when(c.RegisterDataset(dataset_id=dataset_id, definition=definition))
 
+    def subscribe(self, callback: Callable[[ev.Event], None]) -> None:
+        """As a decider's."""
+        self._subscribers.append(callback)
+
+    def event(self, event: ev.Event) -> None:
+        """The next one."""
+        apply(self.state, event)
+
     def when(self, command: c.Command) -> Any:
         """Carry a command out; its answer."""
-        events, answer = decide(self.state, command, 1)
+        self.now_ms += self.step_ms
+        events, answer = decide(self.state, command, self.now_ms)
         for event in events:
-            apply(self.state, event)
+            self.event(event)
+        for tell in self._subscribers:
+            for event in events:
+                tell(event)
         self.then = [event.WhichOneof("event") for event in events]
         if isinstance(command, c.ElectLeader):
             assert {*self.then[:-1]} <= ENDINGS, "else `journal verify` finds fault with it"

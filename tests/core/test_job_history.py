@@ -10,35 +10,25 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.cli.audit_shared import unordered
 from forebay.service.core import commands as c
 from forebay.service.core.job_history import JobHistories, JobHistory
-from forebay.service.core.machine import apply, decide
 from forebay.service.core.state import State
 
+from .given import Given
 from .test_claims import Claiming
 from .test_ordered import ORDER, Ordered
 
 
-class Followed(Ordered):
-    """Datasets and jobs, and histories that follow them."""
+class Following(Given):
+    """Histories that follow datasets and jobs."""
 
-    def __init__(self) -> None:
-        self.state = State()
-        self.now = 0
-        self.events: list[ev.Event] = []
-        self.histories = JobHistories(self.state)
-        self.when(c.ElectLeader(term=1, address="a:1", version="0", journal_id="j"))
-        self.register("d", ev.SplitSource(count=100))
+    now_ms, step_ms = 0, 1
 
-    def when(self, command: c.Command) -> Any:
-        self.now += 1
-        events, answer = decide(self.state, command, self.now)
-        for event in events:
-            self.event(event)
-        return answer
+    def __init__(self, *how: Any) -> None:
+        self.histories = JobHistories(State())
+        super().__init__(*how)
 
     def event(self, event: ev.Event) -> None:
         self.histories.observe(self.state, event)
-        apply(self.state, event)
-        self.events.append(event)
+        super().event(event)
 
     @property
     def history(self) -> JobHistory:
@@ -46,6 +36,14 @@ class Followed(Ordered):
         self.histories.follow_end(self.state)
         (history,) = self.histories.jobs.values()
         return history
+
+
+class Followed(Following, Ordered):
+    """Of ordered jobs, and others."""
+
+
+class FollowedClaims(Following, Claiming):
+    """Of a job that is read at least once."""
 
 
 def test_the_groups_of_an_ordered_job() -> None:
@@ -148,25 +146,8 @@ def test_the_start_of_a_group_is_in_the_journal() -> None:
     assert given.history.stays[0].member == member
 
 
-class FollowedClaims(Claiming):
-    """The same, of a job that is read at least once."""
-
-    def __init__(self) -> None:
-        super().__init__(4)
-        self.histories = JobHistories(self.state)
-
-    def when(self, command: c.Command) -> Any:
-        events, answer = decide(self.state, command, 1 + self.state.sequence)
-        for event in events:
-            if hasattr(self, "histories"):
-                self.histories.observe(self.state, event)
-            apply(self.state, event)
-        self.then = [event.WhichOneof("event") for event in events]
-        return answer
-
-
 def test_claims_that_are_done_and_that_return() -> None:
-    given = FollowedClaims()
+    given = FollowedClaims(4)
     one, other = given.join(), given.join()
     given.claim(one, most=1)
     given.claim(other, most=1)
@@ -174,8 +155,7 @@ def test_claims_that_are_done_and_that_return() -> None:
     given.claim(other, most=0, p1=7)
     given.leave(other)
     given.claim(one, most=2)
-    given.histories.follow_end(given.state)
-    (history,) = given.histories.jobs.values()
+    history = given.history
     assert [(x.place, x.consumer_id, x.start, x.cursor, x.why) for x in history.claims] == [
         (0, one, 0, 0, None),
         (1, other, 0, 7, "r"),
@@ -202,7 +182,7 @@ def test_claims_of_a_state_that_the_history_begins_with() -> None:
 def test_what_a_repair_cut_off_came_after_the_last_event_that_is_left() -> None:
     given = Followed()
     given.when(c.JoinJob(dataset_id="d", name="shared", sharding=ev.DYNAMIC, epoch=0))
-    left = len(given.events)
+    left = given.state.sequence
     cut = ev.LeaderElected(term=2, journal_id="k", after_repair=True)
     given.event(ev.Event(leader_elected=cut))
     assert given.history.missing == f"a repair cut off what came after event {left}"

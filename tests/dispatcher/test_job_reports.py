@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +11,7 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.reasons import GOODBYE, READ_FAILED, REPAIRED, SILENT
 from forebay.service.core import commands as c
 from forebay.service.core.job_states import Told, job_state
-from forebay.service.core.machine import apply, decide
+from forebay.service.core.machine import apply
 from forebay.service.core.state import Iteration, Job
 from forebay.service.core.status import status
 from forebay.service.dashboard import views
@@ -57,27 +56,13 @@ def test_states(expected: str, epochs: int, unfinished: int, consumers: int, tol
 class Cluster(Given):
     """A leader's reports."""
 
-    now_ms = 10**9
+    now_ms, step_ms = 10**9, 100
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         clock = SimpleNamespace(time_ns=lambda: self.now_ms * 10**6)
         monkeypatch.setattr(job_reports, "time", clock)
-        self._told: list[Callable[[ev.Event], None]] = []
         super().__init__()
         self.reports = JobReports(self)  # type: ignore[arg-type] # as a decider
-
-    def subscribe(self, callback: Callable[[ev.Event], None]) -> None:
-        self._told.append(callback)
-
-    def when(self, command: c.Command) -> Any:
-        self.now_ms += 100
-        events, answer = decide(self.state, command, self.now_ms)
-        for event in events:
-            apply(self.state, event)
-        for tell in self._told:
-            for event in events:
-                tell(event)
-        return answer
 
     def leave(self, joined: ev.ConsumerJoined, reason: str = GOODBYE) -> None:
         self.when(c.LeaveIteration(consumer_id=joined.consumer_id, reason=reason))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
-from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
-from forebay.service.core.machine import apply, decide
 from forebay.service.core.status import status
 from forebay.service.dispatcher import save_rates as module
 from forebay.service.dispatcher.decider import Decider
@@ -19,30 +16,10 @@ from forebay.service.dispatcher.save_rates import SaveRates
 from ..core.test_saves import Saves
 
 
-class Told(Saves):
-    """Tells subscribers of its events, as a Decider does."""
-
-    def __init__(self) -> None:
-        self.subscribers: list[Callable[[ev.Event], None]] = []
-        super().__init__()
-
-    def subscribe(self, callback: Callable[[ev.Event], None]) -> None:
-        self.subscribers.append(callback)
-
-    def when(self, command: c.Command) -> Any:
-        events, answer = decide(self.state, command, 1)
-        for event in events:
-            apply(self.state, event)
-            for subscriber in self.subscribers:
-                subscriber(event)
-        self.then = [event.WhichOneof("event") for event in events]
-        return answer
-
-
 def test_a_save_from_its_first_chunk_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s))
-    given = Told()
+    given = Saves()
     rates = SaveRates(cast(Decider, given))
     save = given.start(sizes=(160,))
     given.worker(1)
