@@ -230,6 +230,45 @@ def coordinated(cluster: Cluster) -> None:
         cluster.join(again, caller=caller, index=index)
 
 
+def begun_rounds(cluster: Cluster) -> None:
+    """A coordinated read that consumers with indices have begun, and one has left."""
+    cluster.elect(1)
+    definition = ev.DatasetDefinition(
+        sources=[ev.SplitSource(count=100)], metadata=b"m", structure="s"
+    )
+    cluster.do(c.RegisterDataset(dataset_id="plain", definition=definition))
+    one = cluster.worker(1)
+    rounds = cluster.job("plain", "rounds", ev.OFF, num_consumers=2)
+    there = [cluster.join(rounds, caller=f"r{i}", index=i).consumer_id for i in range(2)]
+    for consumer_id in there:
+        cluster.do(c.ReportRound(consumer_id=consumer_id, current_round=0))
+    for number in range(4):  # so that the snapshot, in the midst of all, has them begun
+        cluster.join(cluster.job("plain", f"other {number}"), caller=f"o{number}")
+        cluster.lease(cluster.task(one), 5, 1)
+    cluster.leave(there[1])
+    cluster.elect(2)
+
+
+def rejoined(cluster: Cluster) -> None:
+    """Consumers of coordinated reads that come back: before they began, after, and once gone."""
+    live(cluster)
+    cluster.worker(71)
+    for name, sharding in (("rounds", ev.OFF), ("leased rounds", ev.DYNAMIC)):
+        job = cluster.job("plain", name, sharding, num_consumers=2)
+        for number, (index, begins, leaves) in enumerate(
+            (
+                *((0, True, False), (1, False, False), (1, True, False)),
+                *((0, True, True), (0, False, False), (1, True, False), (0, True, True)),
+            )
+        ):
+            joined = cluster.join(job, caller=f"{name} {number}", index=index)
+            if begins:
+                cluster.do(c.ReportRound(consumer_id=joined.consumer_id, current_round=0))
+            if leaves:
+                cluster.leave(joined.consumer_id)
+    cluster.elect(3)
+
+
 def removed(cluster: Cluster) -> None:
     """Epochs of which a summary is left, and datasets and jobs that go."""
     live(cluster)
@@ -518,6 +557,8 @@ LIVES: dict[str, Callable[[Cluster], None]] = {
     "repaired": repaired,
     "divided": divided,
     "coordinated": coordinated,
+    "begun": begun_rounds,
+    "rejoined": rejoined,
     "removed": removed,
     "saved": saved,
     "loaded": loaded,
