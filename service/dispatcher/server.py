@@ -71,11 +71,9 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
             def extend(server: HttpServer) -> None:
                 from ..dashboard.pages import Pages  # needs the extra
 
-                Pages(
-                    server,
-                    source,
-                    JournalProcess(storage, options.storage, allow_volatile=options.allow_volatile),
-                )
+                volatile = options.allow_volatile
+                past = JournalProcess(storage, options.storage, allow_volatile=volatile)
+                Pages(server, source, past)
 
             http = await open_http(metrics, options, credentials, may_see, extend)
             if http is not None:

@@ -253,13 +253,6 @@ def test_a_job_is_found_by_the_same_way_to_read_only() -> None:
             given.job(order=order)
 
 
-def test_members_of_a_group_do_not_join_it() -> None:
-    given = Claiming()
-    member = ev.GroupMember(index=0, consumers=1)
-    with pytest.raises(InvalidArgument, match="job j is not read in order: leave out consumer 0"):
-        given.when(c.JoinIteration(job_id=given.job().job_id, epoch=0, member=member))
-
-
 def test_other_kinds_of_consumers_cannot_claim() -> None:
     given = Claiming()
     joined = given.iteration("other")

@@ -24,6 +24,7 @@ def test_a_named_job_is_found_whosever_dataset_it_is() -> None:
     for fields, why in (
         ({"target_workers": 3}, "Existing target workers: <0>; got <LOCAL>"),
         ({"sharding": ev.OFF}, "Existing processing mode: <DYNAMIC>; got <OFF>"),
+        ({"num_consumers": 2}, "Existing number of consumers: <None>; got <2>"),
     ):
         how: dict[str, Any] = {"dataset_id": "d", "name": "n", "sharding": ev.DYNAMIC, **fields}
         with pytest.raises(InvalidArgument, match=why):

@@ -449,16 +449,6 @@ def test_options_that_do_not_go_with_a_coordinated_read_are_refused(
         Given().when(c.GetOrCreateJob(**{**wanted, **fields}))
 
 
-def test_another_number_of_consumers_is_another_job() -> None:
-    rounds = Rounds(num_consumers=2)
-    for number, got in ((3, "3"), (None, "None")):
-        again = c.GetOrCreateJob(
-            dataset_id="d", name="rounds", sharding=ev.OFF, num_consumers=number
-        )
-        with pytest.raises(InvalidArgument, match=f"number of consumers: <2>; got <{got}>"):
-            rounds.when(again)
-
-
 @pytest.mark.parametrize("reported", [(-1, None), (1 << 62, None), (1, -1), (1, 1 << 62)])
 def test_invalid_rounds_are_refused(reported: tuple[int, int | None]) -> None:
     rounds = Rounds()

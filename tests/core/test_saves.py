@@ -32,6 +32,7 @@ from .given import Given
 
 STARTED = {"path": "/s", "metadata": b"m", "prepared": "/s.p"}
 TEN = ev.DatasetDefinition(sources=[ev.SplitSource(count=10)])
+LOADED = ev.DatasetDefinition(sources=[ev.SplitSource(saved_chunks=ev.SavedChunks(path="/save"))])
 
 
 @pytest.mark.parametrize("code", ["DEADLINE", "", "OK"])
@@ -339,6 +340,7 @@ def test_a_repair_that_cut_events_off_ends_saves(given: Saves) -> None:
         ({"path": "a/b"}, InvalidArgument, "cannot be saved to 'a/b'"),
         ({"path": "/a\0"}, InvalidArgument, "absolute path"),
         ({"definition": ev.DatasetDefinition(unsplittable="why")}, Unimplemented, "why"),
+        ({"definition": LOADED}, Unimplemented, "copy its directory"),
     ],
 )
 def test_wrong_saves_are_refused(given: Saves, fields: Any, error: Any, says: str) -> None:

@@ -61,15 +61,6 @@ def test_the_limit_is_of_the_iteration_whichever_workers_skip() -> None:
     assert isinstance(shown := reading.shown["skips"], list) and shown[0] == first
 
 
-def test_a_request_that_is_repeated_is_counted_once() -> None:
-    reading = ReadSplits()
-    assert reading.skip(0, 5, 1, limit=1)
-    assert reading.skip(0, 5, 1, limit=1)
-    assert reading.then == []
-    assert not reading.skip(1, 9, 1, limit=1)
-    assert reading.state.iterations[reading.joined.iteration_id].skipped == 1
-
-
 def test_a_record_counts_once_whoever_reads_it_how_often() -> None:
     reading = ReadSplits()
     assert reading.skip(0, 5, 1, records=1)

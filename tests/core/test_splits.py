@@ -321,13 +321,6 @@ def test_a_save_without_chunks_has_no_splits_once_that_is_known() -> None:
         assert given.then == []
 
 
-def test_a_dataset_loaded_from_a_save_cannot_be_saved_by_splits() -> None:
-    given = Given()
-    definition = ev.DatasetDefinition(sources=[SAVED])
-    with pytest.raises(Unimplemented, match="copy its directory"):
-        given.when(c.StartSave(path="/b", definition=definition, metadata=b"", prepared=""))
-
-
 @pytest.mark.parametrize("sharding", [ev.FILE, ev.DATA, ev.FILE_OR_DATA, ev.HINT])
 def test_a_dataset_loaded_from_a_save_is_not_sharded_statically(sharding: int) -> None:
     """Each worker would number the chunks in the order in which it found them."""

@@ -105,35 +105,6 @@ def test_workers_and_consumers_keep_to_the_journal_that_they_know(
         assert status(dispatcher)["strangers"] == []
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        pb.GetDatasetRequest(dataset_id="1"),
-        pb.GetOrCreateJobRequest(dataset_id="1", job_name="j"),
-        pb.JoinIterationRequest(job_id=1),
-        pb.ConsumerHeartbeatRequest(consumer_id=1),
-        pb.LeaveIterationRequest(consumer_id=1),
-        pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="w:1", uid=1),
-        pb.LeaseSplitsRequest(task_id=1),
-        pb.CompleteTaskRequest(task_id=1),
-        pb.LeaveServiceRequest(worker_id=1),
-    ],
-    ids=lambda request: type(request).__name__,
-)
-def test_a_request_with_ids_of_another_journal_is_refused(
-    dispatcher: DispatcherProcess,
-    client: Callable[[DispatcherProcess], DispatcherClient],
-    request_: pb.GetDatasetRequest,
-) -> None:
-    response = getattr(pb, type(request_).__name__.replace("Request", "Response"))
-    known = pb.JournalPosition(journal_id=THEIRS, sequence=7, lasting=True)
-    stray = DispatcherClient(dispatcher.target, known=known)
-    with pytest.raises(AnotherJournal, match=f"journal {THEIRS}"):
-        stray.call(request_, response, patience_s=0.01)
-    stray.close()
-    assert beat(client(dispatcher)).worker_id, "the dispatcher goes on"
-
-
 def test_a_worker_joins_a_restarted_dispatcher_whose_journal_was_in_memory(
     client: Callable[[DispatcherProcess], DispatcherClient],
 ) -> None:
