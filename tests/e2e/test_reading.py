@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -135,43 +134,6 @@ class TestHealthy:
         ids = [register(1), register(1), register(2)]
         assert ids[0] == ids[1] != ids[2]
 
-    def test_a_finished_job_gives_a_late_trainer_nothing(
-        self, dispatcher: DispatcherProcess
-    ) -> None:
-        dataset_id = service.register_dataset(dispatcher.target, tf.data.Dataset.range(20))
-        first, late = (
-            service.from_dataset_id(DYNAMIC, dispatcher.target, dataset_id, job_name="late")
-            for _ in range(2)
-        )
-        assert len(numbers(first)) == 20
-        assert numbers(late) == []
-
-    def test_elements_of_every_kind_come_as_they_are(self, dispatcher: DispatcherProcess) -> None:
-        def element(i: Any) -> dict[str, Any]:
-            n = tf.cast(i, tf.int32)
-            return {
-                "ragged": tf.RaggedTensor.from_row_lengths(tf.range(n), [n // 2, n - n // 2]),
-                "sparse": tf.sparse.from_dense(tf.one_hot(n, 5)),
-                "text": (tf.strings.as_string(i), tf.repeat("é", n)),
-                "half": tf.cast(tf.fill([2, n], i), tf.bfloat16),
-                "nested": (tf.ones([3]), {"flag": n > 2}),
-            }
-
-        plain = tf.data.Dataset.range(5).map(element)
-        dataset = plain.apply(service.distribute(DYNAMIC, dispatcher.target))
-        assert dataset.element_spec == plain.element_spec
-        by_text = {e["text"][0].numpy(): e for e in dataset}
-        assert len(by_text) == 5
-        for expected in plain:
-            got = by_text[expected["text"][0].numpy()]
-            for want, have in zip(
-                tf.nest.flatten(expected, expand_composites=True),
-                tf.nest.flatten(got, expand_composites=True),
-                strict=True,
-            ):
-                assert want.dtype == have.dtype
-                np.testing.assert_array_equal(want.numpy(), have.numpy())
-
     def test_a_pipeline_that_fails_says_why(self, dispatcher: DispatcherProcess) -> None:
         def check(x: Any) -> Any:
             with tf.control_dependencies([tf.debugging.assert_less(x, tf.constant(5, tf.int64))]):
@@ -184,17 +146,6 @@ class TestHealthy:
             list(service.read(dispatcher.target, dataset_id))
         with pytest.raises(tf.errors.InvalidArgumentError):
             list(service.from_dataset_id(OFF, dispatcher.target, dataset_id))
-
-    def test_leaving_early_leaves_nothing_behind(self, dispatcher: DispatcherProcess) -> None:
-        dataset_id = service.register_dataset(dispatcher.target, tf.data.Dataset.range(10**12))
-        before = {thread.name for thread in threading.enumerate()}
-        elements = service.read(dispatcher.target, dataset_id)
-        next(elements)
-        elements.close()
-        elements.close()
-        assert list(elements) == []
-        left = {thread.name for thread in threading.enumerate()} - before
-        assert not left
 
     def test_an_unknown_dataset_is_an_error(self, dispatcher: DispatcherProcess) -> None:
         with pytest.raises(NotFound, match="4711"):

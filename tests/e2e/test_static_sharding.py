@@ -333,23 +333,6 @@ def test_files_joined_with_something_else_lose_nothing(
     assert sorted(read.as_numpy_iterator()) == whole
 
 
-@pytest.mark.parametrize("policy", STATIC)
-def test_forebays_clients_read_every_shard(
-    clusters: list[DispatcherProcess], files: list[str], policy: service.ShardingPolicy
-) -> None:
-    target = clusters[1].target
-    dataset = tf.data.Dataset.from_tensor_slices(files).flat_map(tf.data.TFRecordDataset)
-    if policy == POLICIES.HINT:
-        dataset = dataset.shard(service.SHARD_HINT, service.SHARD_HINT)
-    whole = sorted(str(10 * n + r).encode() for n in range(len(files)) for r in range(n + 1))
-    dataset_id = service.register_dataset(target, dataset)
-    assert sorted(service.read(target, dataset_id, processing_mode=policy)) == whole
-    got = service.from_dataset_id(policy, target, dataset_id)
-    assert sorted(x.numpy() for x in got) == whole
-    got = dataset.apply(service.distribute(policy, target))
-    assert sorted(x.numpy() for x in got) == whole
-
-
 def test_a_killed_workers_shard_is_read_anew_by_the_next_one(tmp_path: pathlib.Path) -> None:
     options = {"workers": "127.0.0.1:%port%,127.0.0.1:%port%", "reconnect_grace_ms": 1_000}
     with DispatcherProcess(tmp_path, **options) as dispatcher:
