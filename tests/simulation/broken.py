@@ -62,6 +62,12 @@ from .remote import Server
 from .scenario import Scenario
 
 
+@contextmanager
+def both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) -> Iterator[None]:
+    with one, other:
+        yield
+
+
 def answers_before_durable() -> AbstractContextManager[None]:
     """A dispatcher that lets its answers go before the storage has what they say."""
 
@@ -118,12 +124,7 @@ def resends_what_has_arrived() -> AbstractContextManager[None]:
             incoming.received = number - 1
         return accept(self, key, number, block, peer)
 
-    @contextmanager
-    def both() -> Iterator[None]:
-        with replaced(SendBuffer, received=keeps), replaced(Receiving, accept=takes):
-            yield
-
-    return both()
+    return both(replaced(SendBuffer, received=keeps), replaced(Receiving, accept=takes))
 
 
 def forgets_what_was_sent() -> AbstractContextManager[None]:
@@ -312,29 +313,19 @@ def tells_one_consumer() -> AbstractContextManager[None]:
         if len(self._decider.state.consumers) < there:
             self._held.clear()
 
-    @contextmanager
-    def both() -> Iterator[None]:
-        with (
-            patch.dict(machine.DECIDE, {commands.EjectConsumers: eject_one}),
-            replaced(TaskRemovals, hold=forgets),
-        ):
-            yield
-
-    return both()
+    return both(
+        patch.dict(machine.DECIDE, {commands.EjectConsumers: eject_one}),
+        replaced(TaskRemovals, hold=forgets),
+    )
 
 
 def ends_shards_early() -> AbstractContextManager[None]:
     """A worker that completes its shard once it has made it, and not when it has arrived."""
 
-    @contextmanager
-    def both() -> Iterator[None]:
-        with (
-            replaced(TaskOutput, wait_drained=lambda *_, **__: True),
-            replaced(DeliveryCounter, wait=lambda *_: True),
-        ):
-            yield
-
-    return both()
+    return both(
+        replaced(TaskOutput, wait_drained=lambda *_, **__: True),
+        replaced(DeliveryCounter, wait=lambda *_: True),
+    )
 
 
 def ends_an_epoch_with_its_first_shard() -> AbstractContextManager[None]:
@@ -475,12 +466,7 @@ def counts_what_was_fetched() -> AbstractContextManager[None]:
     def is_at(self: OrderedEpoch, batches: int) -> int:
         return position(self, max(batches, fetched.get(id(self), 0) // self.deal.batch_size))
 
-    @contextmanager
-    def both() -> Iterator[None]:
-        with replaced(OrderedMode, take=takes), replaced(OrderedEpoch, position=is_at):
-            yield
-
-    return both()
+    return both(replaced(OrderedMode, take=takes), replaced(OrderedEpoch, position=is_at))
 
 
 def deals_from_the_first_element() -> AbstractContextManager[None]:
