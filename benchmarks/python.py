@@ -1,5 +1,4 @@
-"""Row `python`: Python datasets into NumPy, whose functions run in one or two processes, or build
-the dataset there.
+"""Row `python`: Python datasets into NumPy, whose functions run in one or two processes.
 
 The trainer is a separate process, which answers questions for elements/s:
 
@@ -43,14 +42,6 @@ def arrays(split: int) -> Iterator[Any]:
         yield pixels + np.uint8(number)
 
 
-def built(count: int = 10**9) -> Any:
-    """A tf.data.Dataset of as many such elements."""
-    import tensorflow as tf
-
-    pixels = tf.constant(np.random.default_rng(0).integers(0, 256, (224, 224, 3), np.uint8))
-    return tf.data.Dataset.range(count).map(lambda number: pixels + tf.cast(number, tf.uint8))
-
-
 FUNCTIONS = {each.__name__: each for each in (trivial, busy, arrays)}
 Side = tuple[str, int]
 """A function, and the processes of its worker."""
@@ -59,13 +50,11 @@ PAIRS: tuple[tuple[str, Side, Side | None, dict[str, Any]], ...] = (
     ("a CPU-bound one, two processes; peer: one", ("busy", 2), ("busy", 1),
      {"required_ratio": 1.8}),
     ("150 KB uint8 images, two processes", ("arrays", 2), None, {}),
-    ("such images of a tf.data.Dataset that a function builds; peer: it is registered",
-     ("built", 1), ("graph", 1), {"required_ratio": 0.95}),
 )  # fmt: skip
 
 
 def python(setting: Setting) -> list[Result]:
-    """Compare with one process of ours, and with a registered dataset."""
+    """Compare two processes of ours with one."""
     with contextlib.ExitStack() as stack:
         addresses = []
         for processes in (1, 2):
@@ -101,9 +90,6 @@ def python(setting: Setting) -> list[Result]:
 def _elements(address: str, function: str) -> contextlib.AbstractContextManager[Iterator[Any]]:
     from ..service import read, register_dataset
 
-    if function in ("built", "graph"):
-        dataset_id = register_dataset(address, built if function == "built" else built())
-        return read(address, dataset_id, processing_mode="parallel_epochs")
     dataset_id = register_dataset(address, FUNCTIONS[function], splits=SPLITS)
     return read(address, dataset_id, processing_mode="distributed_epoch")
 

@@ -38,36 +38,30 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 
-_MASK = (1 << 64) - 1
-
 
 def permuted(place: int, count: int, seed: int, epoch: int) -> int:
     """The bundle at this place (0 … count - 1) of the epoch's sequence of `count` bundles.
+
+    Raises ValueError if there is no such place.
+    """
+    return int(permuted_many(np.array([place]), count, seed, epoch)[0])
+
+
+def permuted_many(places: Ints, count: int, seed: int, epoch: int) -> Ints:
+    """`permuted` of each of these places, int64 (n,): the result has the same shape and dtype.
 
     Each (seed, epoch) has a permutation of its own, which never changes between releases. It takes
     no memory: a Feistel network permutes the numbers of an even number of bits, and numbers that
     are too large are permuted again ("cycle walking": Black and Rogaway, "Ciphers with Arbitrary
     Finite Domains", 2002).
-
-    Raises ValueError if there is no such place.
     """
-    _check_place(place, count)
-    keys, half = _round_keys(seed, epoch), _half_bits(count)
-    bundle = place
-    while (bundle := _feistel(bundle, half, keys)) >= count:
-        pass
-    return bundle
-
-
-def permuted_many(places: Ints, count: int, seed: int, epoch: int) -> Ints:
-    """`permuted` of each of these places, int64 (n,): the result has the same shape and dtype."""
     for place in (places.min(), places.max()) if places.size else ():
         _check_place(int(place), count)
     keys, half = _round_keys(seed, epoch), _half_bits(count)
-    bundles: npt.NDArray[np.uint64] = _feistel_many(places.astype(np.uint64), half, keys)
+    bundles: npt.NDArray[np.uint64] = _feistel(places.astype(np.uint64), half, keys)
     outside = np.flatnonzero(bundles >= count)
     while len(outside):
-        again = bundles[outside] = _feistel_many(bundles[outside], half, keys)
+        again = bundles[outside] = _feistel(bundles[outside], half, keys)
         outside = outside[again >= count]
     return bundles.astype(np.int64)
 
@@ -82,23 +76,9 @@ def _round_keys(seed: int, epoch: int) -> tuple[int, ...]:
     return tuple(int.from_bytes(digest[at : at + 8], "little") for at in range(0, 64, 8))
 
 
-def _feistel(number: int, half: int, keys: tuple[int, ...]) -> int:
-    """Permute numbers of twice `half` bits.
-
-    Each round's function is the finalizer of SplitMix64.
-    """
-    left, right = number >> half, number & ((1 << half) - 1)
-    for key in keys:
-        mixed = (right + key) & _MASK
-        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
-        left, right = right, left ^ ((mixed ^ (mixed >> 31)) >> (64 - half))
-    return (left << half) | right
-
-
-def _feistel_many(numbers: Any, half: int, keys: tuple[int, ...]) -> Any:
-    """`_feistel` of each number of an array of uint64. A new array for each step would take twice
-    as long."""
+def _feistel(numbers: Any, half: int, keys: tuple[int, ...]) -> Any:
+    """Permute numbers of twice `half` bits, uint64. Each round's function is the finalizer of
+    SplitMix64. A new array for each step would take twice as long."""
     left, right = numbers >> half, numbers & ((1 << half) - 1)
     mixed, shifted = np.empty_like(numbers), np.empty_like(numbers)
     for key in keys:

@@ -66,14 +66,10 @@ def test_permutations_never_change(count: int, seed: int, epoch: int, bundles: l
 
 
 @given(st.integers(1, 300), SEEDS, st.integers(0, 1 << 40))
-def test_permuted_is_a_bijection_and_permuted_many_agrees(
-    count: int, seed: int, epoch: int
-) -> None:
-    bundles = [permuted(place, count, seed, epoch) for place in range(count)]
-    assert sorted(bundles) == list(range(count))
-    many = permuted_many(np.arange(count), count, seed, epoch)
-    assert many.dtype == np.int64
-    assert many.tolist() == bundles
+def test_permuted_is_a_bijection(count: int, seed: int, epoch: int) -> None:
+    bundles = permuted_many(np.arange(count), count, seed, epoch)
+    assert bundles.dtype == np.int64
+    assert sorted(bundles.tolist()) == list(range(count))
 
 
 def test_a_million_bundles() -> None:

@@ -83,8 +83,6 @@ def register_dataset(
         - A `tf.data.Dataset`. Its graph is registered. Python functions in it (`py_function`,
           `from_generator`) do not work on workers.
         - A Python dataset: a function with `splits`, or one that `python_dataset` decorates.
-        - A function without arguments that returns a `tf.data.Dataset`. Each worker builds it, the
-          same one everywhere. Python functions in it work.
         - A PCollection of a Beam pipeline that was built and not run: bounded reads with ParDos
           behind them. Each process of a worker calls `setup` once. Each split is a bundle.
         - The directory, as workers see it, that `materialize` wrote.

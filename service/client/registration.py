@@ -17,7 +17,6 @@ from ..pipelines.kinds.functions import (
     PythonDataset,
     definition,
     python_dataset,
-    require_no_arguments,
     require_options,
 )
 from ..proto import forebay_pb2 as pb
@@ -82,7 +81,11 @@ def checked(dataset: Any, splits: Any, verify: bool, python: dict[str, Any]) -> 
     if python:
         raise InvalidArgument(f"{[*python]} are for functions: give their `splits` as well")
     if callable(dataset) and not isinstance(dataset, PythonDataset):
-        require_no_arguments(dataset)
+        raise InvalidArgument(
+            f"{getattr(dataset, '__qualname__', repr(dataset))} is a function, and no `splits` are "
+            "given that it is to be called with: give some, such as range(100) or '/data/*.npz'; "
+            "of a function that returns a tf.data.Dataset, register what it returns"
+        )
     return dataset
 
 
@@ -92,7 +95,7 @@ def definition_of(
     """What is registered of what `checked` has returned. Raises InvalidArgument, and
     FailedPrecondition for a kind that needs TensorFlow where there is none."""
     compressed = compression == "SNAPPY"
-    if isinstance(dataset, PythonDataset) and dataset.splits is not None:
+    if isinstance(dataset, PythonDataset):
         request = definition(dataset)
     elif not has_tensorflow():
         raise FailedPrecondition(
@@ -106,10 +109,7 @@ def definition_of(
     else:
         from ..pipelines.kinds import graphs
 
-        if callable(dataset) and not graphs.is_dataset(dataset):
-            request = graphs.of_function(dataset)
-        else:
-            request = graphs.definition(dataset, compressed=compressed)
+        request = graphs.definition(dataset, compressed=compressed)
     return compressed_by(compression, request)
 
 

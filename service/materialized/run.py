@@ -14,9 +14,7 @@ from ..connections.dispatcher_client import DispatcherClient
 from ..errors import FailedPrecondition, InvalidArgument, PipelineError, Unimplemented
 from ..options import paths
 from ..pipelines.definitions import fingerprint, indivisible, metadata_of
-from ..pipelines.python.stored import is_built
 from ..proto import forebay_pb2 as pb
-from ..proto.python_pb2 import PythonDataset
 from . import files
 from .layout import (
     PLAN,
@@ -168,8 +166,6 @@ def _splits_of(dataset_id: str, dataset: pb.GetDatasetResponse) -> int:
     why = definition.unsplittable
     if definition.HasField("tf_data_graph"):
         why = why or indivisible(dataset.graph, definition.sources)
-    elif is_built(PythonDataset.FromString(dataset.graph)):
-        why = "it is built by a function, in each process anew. Register a function of splits"
     if why:
         raise Unimplemented(f"dataset {dataset_id} cannot be materialized: {why}")
     return min(map(source_size, definition.sources))

@@ -217,25 +217,16 @@ def forget_idle() -> None:
     pipeline.TRACES.forget_idle()
 
 
-def bundles_at_once(definition: ev.DatasetDefinition, graph: bytes, python: PythonRules) -> int:
+def bundles_at_once(definition: ev.DatasetDefinition, python: PythonRules) -> int:
     """How many bundles it is worth to run at a time. Others may have begun, and wait."""
-    if definition.HasField("python_function") and not _is_built(graph):
+    if definition.HasField("python_function"):
         return python.width  # each has a process
     return max(2, len(os.sched_getaffinity(0)))
 
 
-def _is_built(graph: bytes) -> bool:
-    from ..proto.python_pb2 import PythonDataset
-    from .python.stored import is_built
-
-    return is_built(PythonDataset.FromString(graph))
-
-
-def processes_of(definition: ev.DatasetDefinition, graph: bytes, python: PythonRules) -> int:
+def processes_of(definition: ev.DatasetDefinition, python: PythonRules) -> int:
     """How many processes a long run has, each working on a range; 0: it runs in this process."""
-    if not definition.HasField("python_function"):
-        return 0
-    return 1 if _is_built(graph) else python.width
+    return python.width if definition.HasField("python_function") else 0
 
 
 def open_pipeline(

@@ -29,7 +29,6 @@ from .tf_data.split_sources import Evaluate, require_splittable, split_sources
 
 __all__ = [
     "Evaluate",
-    "bundle_doubts",
     "check_op_libraries",
     "compresses",
     "difference",
@@ -118,8 +117,7 @@ def difference(
         except InvalidGraph:
             return "graph"
     mine, theirs = map(python_pb2.PythonDataset.FromString, (stored, others))
-    parts = {"function": "function", "splits": "splits", "contents": "data"}
-    found = [said for part, said in parts.items() if getattr(mine, part) != getattr(theirs, part)]
+    found = [p for p in ("function", "splits") if getattr(mine, p) != getattr(theirs, p)]
     if mine.files and theirs.files and mine.files != theirs.files:
         found.append(manifest.difference(mine.files, theirs.files))
     return " and ".join(found) or ("" if mine == theirs else "options")
@@ -218,29 +216,20 @@ def doubts_of(
     """What a reader of a registered dataset's bundles should know, in sentences. Raises
     NotSplittable, naming the node, if the dataset cannot be run bundle by bundle, or be read so in
     order, or, unless it may count `within_bundles`, if its elements depend on how it is cut."""
-    if not definition.HasField("python_function"):
-        return bundle_doubts(stored, definition.sources, within_bundles=within_bundles)
-    dataset = python_pb2.PythonDataset.FromString(stored)
-    if why := dataset.no_bundles or (not within_bundles and dataset.counts):
-        raise NotSplittable(why)
-    varies = dataset.varies or dataset.on_error == python_pb2.SKIP
-    if ordered and varies and dataset.files and manifest.decode(dataset.files).shuffled:
-        raise NotSplittable(
-            "it cannot be read in order: each epoch shuffles all records, so those that are left "
-            "out, or give several elements, would move what follows, by another place each time. "
-            "Register it without shuffle_records (an ordered read permutes splits), or with "
-            'one_to_one=True and without on_error="skip"; or read it with '
-            'delivery="at_least_once"'
-        )
-    return list(dataset.doubts)
-
-
-def bundle_doubts(
-    graph: bytes, sources: Iterable[ev.SplitSource], *, within_bundles: bool
-) -> list[str]:
-    """As `doubts_of`, of a graph. Raises InvalidGraph, too."""
-    require_bundles(graph, sources)
-    begun_anew = list(walks.begun_anew(Graph(graph)))
+    if definition.HasField("python_function"):
+        dataset = python_pb2.PythonDataset.FromString(stored)
+        varies = dataset.varies or dataset.on_error == python_pb2.SKIP
+        if ordered and varies and dataset.files and manifest.decode(dataset.files).shuffled:
+            raise NotSplittable(
+                "it cannot be read in order: each epoch shuffles all records, so those that are "
+                "left out, or give several elements, would move what follows, by another place "
+                "each time. Register it without shuffle_records (an ordered read permutes splits), "
+                'or with one_to_one=True and without on_error="skip"; or read it with '
+                'delivery="at_least_once"'
+            )
+        return []
+    require_bundles(stored, definition.sources)
+    begun_anew = list(walks.begun_anew(Graph(stored)))
     for counts, error in begun_anew:
         if counts and not within_bundles:
             raise NotSplittable(
@@ -251,7 +240,7 @@ def bundle_doubts(
         *(
             f"its elements may not repeat: {why}, so its bundles may have other elements each "
             "time, and a read that notices it fails"
-            for why in nondeterministic(graph)
+            for why in nondeterministic(stored)
         ),
         *(f"it is read bundle by bundle, and not as a whole: {error}" for _, error in begun_anew),
     ]

@@ -1,9 +1,8 @@
-from forebay.journal.proto import events_pb2 as _events_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from collections.abc import Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -18,7 +17,7 @@ SKIP: OnError
 RETRY: OnError
 
 class PythonDataset(_message.Message):
-    __slots__ = ("function", "splits", "python", "packages", "on_error", "limit", "timeout_s", "sources", "contents", "no_bundles", "doubts", "counts", "files", "iteration", "inferred", "varies")
+    __slots__ = ("function", "splits", "python", "packages", "on_error", "limit", "timeout_s", "files", "iteration", "inferred", "varies")
     class PackagesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -33,11 +32,6 @@ class PythonDataset(_message.Message):
     ON_ERROR_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
-    SOURCES_FIELD_NUMBER: _ClassVar[int]
-    CONTENTS_FIELD_NUMBER: _ClassVar[int]
-    NO_BUNDLES_FIELD_NUMBER: _ClassVar[int]
-    DOUBTS_FIELD_NUMBER: _ClassVar[int]
-    COUNTS_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     INFERRED_FIELD_NUMBER: _ClassVar[int]
@@ -49,13 +43,8 @@ class PythonDataset(_message.Message):
     on_error: OnError
     limit: int
     timeout_s: float
-    sources: _containers.RepeatedCompositeFieldContainer[_events_pb2.SplitSource]
-    contents: bytes
-    no_bundles: str
-    doubts: _containers.RepeatedScalarFieldContainer[str]
-    counts: str
     files: bytes
     iteration: int
     inferred: bool
     varies: bool
-    def __init__(self, function: _Optional[bytes] = ..., splits: _Optional[bytes] = ..., python: _Optional[str] = ..., packages: _Optional[_Mapping[str, str]] = ..., on_error: _Optional[_Union[OnError, str]] = ..., limit: _Optional[int] = ..., timeout_s: _Optional[float] = ..., sources: _Optional[_Iterable[_Union[_events_pb2.SplitSource, _Mapping]]] = ..., contents: _Optional[bytes] = ..., no_bundles: _Optional[str] = ..., doubts: _Optional[_Iterable[str]] = ..., counts: _Optional[str] = ..., files: _Optional[bytes] = ..., iteration: _Optional[int] = ..., inferred: bool = ..., varies: bool = ...) -> None: ...
+    def __init__(self, function: _Optional[bytes] = ..., splits: _Optional[bytes] = ..., python: _Optional[str] = ..., packages: _Optional[_Mapping[str, str]] = ..., on_error: _Optional[_Union[OnError, str]] = ..., limit: _Optional[int] = ..., timeout_s: _Optional[float] = ..., files: _Optional[bytes] = ..., iteration: _Optional[int] = ..., inferred: bool = ..., varies: bool = ...) -> None: ...

@@ -199,7 +199,7 @@ class TaskPipeline:
         if task.num_sources:
             sources = dataset.definition.sources
             rules = self._pipelines.python
-            processes = pipelines.processes_of(dataset.definition, dataset.graph, rules)
+            processes = pipelines.processes_of(dataset.definition, rules)
             self._feed = LeaseFeed(
                 self._dispatcher, task.task_id, sources, self._observer, processes, when_read,
                 self._requests, self.spans.current, self._reports,
@@ -239,7 +239,7 @@ class TaskPipeline:
     def bundles_at_once(self) -> int:
         """How many bundles it is worth to run at a time."""
         dataset, rules = self._datasets.of(self._task), self._pipelines.python
-        return pipelines.bundles_at_once(dataset.definition, dataset.graph, rules)
+        return pipelines.bundles_at_once(dataset.definition, rules)
 
     def _open(self, dataset: pb.GetDatasetResponse) -> Pipeline:
         self.definition = dataset.definition

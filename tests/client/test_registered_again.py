@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -34,10 +34,6 @@ def function(start: int, splits: range, **how: Any) -> Any:
     return service.python_dataset(splits, **how)(numbers)
 
 
-def built(start: int) -> Callable[[], Any]:
-    return lambda: count(start, start + 3)
-
-
 CHANGES: dict[str, tuple[Any, Any, str]] = {
     "values": (lambda: count(3), lambda: count(10, 13), "another graph"),
     "a function in it": (
@@ -51,7 +47,7 @@ CHANGES: dict[str, tuple[Any, Any, str]] = {
         lambda: function(7, range(3)),
         "another function",
     ),
-    "what kind it is": (lambda: count(3), lambda: built(0), "another kind"),
+    "what kind it is": (lambda: count(3), lambda: function(0, range(3)), "another kind"),
     "both": (
         lambda: function(0, range(3)),
         lambda: function(7, range(5)),
@@ -62,7 +58,6 @@ CHANGES: dict[str, tuple[Any, Any, str]] = {
         lambda: function(0, range(3), on_error="skip"),
         "another options",
     ),
-    "what a function builds": (lambda: built(0), lambda: built(10), "another function and data"),
 }
 
 

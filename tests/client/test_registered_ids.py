@@ -46,13 +46,13 @@ def test_another_cloudpickle(
     refused: bool,
 ) -> None:
     monkeypatch.setattr(stored, "package_version", lambda _: there)
-    dataset = PythonDataset(packages={"cloudpickle": "3.1.1"})
+    dataset = PythonDataset(splits=b"1", packages={"cloudpickle": "3.1.1"})
     with caplog.at_level(logging.WARNING):
         if refused:
             with pytest.raises(FailedPrecondition, match=f"cloudpickle 3.1.1.* {there or 'none'}:"):
-                stored.require_versions(dataset)
+                stored.require_runnable(dataset)
         else:
-            stored.require_versions(dataset)
+            stored.require_runnable(dataset)
     assert (str(there) in caplog.text) == (not refused)
     with pytest.raises(FailedPrecondition, match=r"numpy 1\.0"):
-        stored.require_versions(PythonDataset(packages={"numpy": "1.0"}))
+        stored.require_runnable(PythonDataset(splits=b"1", packages={"numpy": "1.0"}))

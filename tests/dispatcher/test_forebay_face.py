@@ -107,7 +107,7 @@ def test_the_same_id_for_another_structure(client: DispatcherClient) -> None:
         *(({"structure": text}, "no JSON object") for text in ("x", "[" * 100_000, "{", "[]", "7")),
         ({"structure": "{" + " " * bounds.MAX_STRUCTURE + "}"}, "structure has 524290 characters"),
         ({"structure": json.dumps({"dict": [["x" * 60_000, {}]]})}, "a name of 60000 characters"),
-        ({"python": PythonDataset(doubts=["x" * 60_000])}, "PythonDataset.doubts has 60000"),
+        ({"python": PythonDataset(python="x" * 60_000)}, "PythonDataset.python has 60000"),
         ({"python": PythonDataset(packages={"x" * 60_000: "1"})}, "PythonDataset.packages has 60"),
         ({"python": PythonDataset(packages={"numpy": "1" * 60_000})}, "PythonDataset.packages has"),
         ({"metadata": b"\xff" * 5_000}, "metadata does not parse"),
@@ -118,7 +118,10 @@ def test_the_same_id_for_another_structure(client: DispatcherClient) -> None:
             {"python": PythonDataset(files=b"\x81\xa7options\x81\xa1a" + b"\x91" * 500_000)},
             "dataset do not parse",
         ),
-        ({"python": PythonDataset(doubts=[""] * 1_001)}, "PythonDataset.doubts has more than 1000"),
+        (
+            {"python": PythonDataset(packages=dict.fromkeys(map(str, range(1001)), ""))},
+            "PythonDataset.packages has more than 1000",
+        ),
     ],
 )
 def test_what_a_dataset_says_is_bounded(

@@ -143,22 +143,6 @@ class TestWithoutTrouble:
         assert first.keys() == second.keys() == set(range(40))
         assert all(first[x] != second[x] for x in first)
 
-    @pytest.mark.long
-    @pytest.mark.usefixtures("small_windows")
-    def test_a_dataset_that_a_function_builds(self, cluster: Cluster) -> None:
-        """And a worker is killed, with the process that had built it."""
-
-        def squares() -> tf.data.Dataset:
-            dataset = tf.data.Dataset.range(600)
-            found = dataset.map(lambda x: tf.numpy_function(lambda x: x * x, [x], tf.int64))
-            return found.map(lambda x: tf.ensure_shape(x, []))
-
-        cluster.resize(2)
-        dataset_id = service.register_dataset(cluster.target, squares)
-        how: Any = {"job_name": new_name(), "at": {30: cluster.kill_worker}}
-        parts = read_together(cluster.target, dataset_id, 2, **how)
-        assert sorted(itertools.chain(*parts)) == [x * x for x in range(600)]
-        cluster.resize(2)
 
 
 def kill_worker(cluster: Cluster) -> At:

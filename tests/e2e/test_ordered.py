@@ -265,43 +265,6 @@ def test_functions_of_splits_and_beam_pipelines(
         assert got.digest == alone.digest
 
 
-def built() -> tf.data.Dataset:
-    """Texts from a function in Python: up to four of a split, drawn and shuffled."""
-
-    def several(x: np.int64, drawn: np.int64) -> Any:
-        return np.array([f"{x}.{number} {drawn}".encode() for number in range(x % 5)], object)
-
-    def texts(x: tf.Tensor) -> tf.data.Dataset:
-        drawn = tf.random.uniform([], 0, 1 << 40, tf.int64)
-        found = tf.ensure_shape(tf.numpy_function(several, [x, drawn], tf.string), [None])
-        return tf.data.Dataset.from_tensor_slices(found)
-
-    return tf.data.Dataset.range(400).flat_map(texts).shuffle(30)
-
-
-@pytest.mark.long
-def test_a_dataset_that_a_function_builds(
-    cluster: Cluster, small_windows: None, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Two killed workers' processes end with them, and the last one builds it and goes on."""
-    workers = 3
-    dataset_id = service.register_dataset(cluster.target, built)
-    order: dict[str, Any] = {"seed": 3, "cycle_length": 3, "bundle_splits": 40}
-    cluster.resize(workers)
-    alone = read(cluster.target, dataset_id, **order)
-    assert "is a function in Python" in caplog.text
-    names = sorted(element.split()[0] for element in alone.elements)
-    assert names == sorted(f"{x}.{n}".encode() for x in range(400) for n in range(x % 5))
-    kills = dict.fromkeys(range(5, 5 * workers, 5), cluster.kill_worker)
-    group = read(cluster.target, dataset_id, 2, batch_size=10, at=kills, **order)
-    assert group.digest == alone.digest
-    rest = read(cluster.target, dataset_id, start_position=301, **order)
-    assert rest.elements == alone.elements[301:]
-    following = read(cluster.target, dataset_id, start_position=len(alone.elements), **order)
-    assert sorted(e.split()[0] for e in following.elements) == names
-    assert {*following.elements}.isdisjoint(alone.elements)
-
-
 def texts_of_two_sizes() -> tf.data.Dataset:
     """6,000 of 8 bytes, then 3,000 of 8,000: 24 MB."""
 

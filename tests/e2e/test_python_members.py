@@ -9,7 +9,6 @@ import itertools
 import os
 import pathlib
 import queue
-import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,124 +22,15 @@ from forebay import service
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.client.waiting import fetch_status
 from forebay.service.connections.dispatcher_client import DispatcherClient
-from forebay.service.errors import InvalidArgument, PipelineError, Unimplemented
 from forebay.storage import FileStorage
 
 from ..cluster import WorkerProcess
-from ..pipelines.functions import by_python
 from ..stock import DispatcherProcess, call
 from .test_python_datasets import kind, lives, numbers, register, twenty
 
 __all__ = ["kind"]
 
 OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
-
-
-def test_a_dataset_that_a_function_builds_may_call_python_and_is_divided(
-    tmp_path: pathlib.Path,
-) -> None:
-    """Among workers, one of which drains, and one is killed; what its Python does to its process
-    costs its trainer alone. They import TensorFlow once more each, so all is in one test."""
-    journal, gate, waiting = (tmp_path / name for name in ("journal", "gate", "waiting"))
-    waiting.mkdir()
-    dispatcher = DispatcherProcess(journal)
-
-    def build() -> Any:
-        dataset = by_python(lambda x: 2 * x, tf.data.Dataset.range(300))
-        dataset = dataset.map(lambda x: tf.py_function(lambda x: x + 1, [x], tf.int64))
-        return dataset.map(lambda x: {"x": tf.ensure_shape(x, []), "text": tf.strings.as_string(x)})
-
-    def generate() -> Any:
-        return tf.data.Dataset.from_generator(
-            lambda: iter(range(300)), output_signature=tf.TensorSpec([], tf.int64)
-        )
-
-    def gated() -> Any:
-        def waits(x: int) -> int:
-            while x >= 60 and not gate.exists():
-                (waiting / str(os.getpid())).touch()
-                time.sleep(0.01)
-            time.sleep(0.002)  # so that no lease is of everything
-            return x
-
-        return by_python(waits, tf.data.Dataset.range(400))
-
-    def zipped() -> Any:
-        numbers = tf.data.Dataset.range(9)
-        return tf.data.Dataset.zip((numbers, numbers.filter(lambda x: x > 2)))
-
-    def slow() -> Any:
-        def waits(x: int) -> int:
-            time.sleep(0.002)
-            return x
-
-        return by_python(waits, tf.data.Dataset.range(300)).repeat(2)
-
-    def failing(how: Callable[[], object]) -> Callable[[], Any]:
-        def fails(x: int) -> int:
-            if x == 2:
-                how()
-            return x
-
-        return lambda: by_python(fails, tf.data.Dataset.range(3))
-
-    def fails() -> None:
-        raise KeyError("why")
-
-    def read(built: Callable[[], Any], mode: Any = DYNAMIC, name: str | None = None) -> Any:
-        dataset_id = service.register_dataset(dispatcher.target, built)
-        return service.read(dispatcher.target, dataset_id, processing_mode=mode, job_name=name)
-
-    def has_handed_back() -> bool:
-        events = (ev.Event.FromString(record.data) for record in FileStorage(journal).read())
-        return any(event.HasField("lease_returned") for event in events)
-
-    def wait_for_both() -> None:
-        while len([*waiting.iterdir()]) < 2:  # a process of each worker
-            time.sleep(0.01)
-
-    with contextlib.ExitStack() as stack, ThreadPoolExecutor(3) as pool:
-        stack.enter_context(dispatcher)
-        one, two = (stack.enter_context(WorkerProcess(dispatcher.address)) for _ in range(2))
-        for mode, times in ((DYNAMIC, 1), (OFF, 2)):
-            found = list(read(build, mode))
-            numbers = collections.Counter(int(e["x"]) for e in found)
-            assert numbers == dict.fromkeys(range(1, 600, 2), times)
-            assert all(e["text"] == str(int(e["x"])).encode() for e in found)
-        with pytest.raises(Unimplemented, match=r"cannot be split among .* zips a dataset that"):
-            read(zipped)
-
-        others = read(slow)
-        reached = [int(next(others))]
-        for how, wanted in (
-            (fails, r"worker 127(.|\n)*KeyError: 'why'"),
-            (lambda: os._exit(3), r"worker 127.*: element \d: the process .* exit code 3"),
-            (lambda: os.kill(os.getpid(), signal.SIGSEGV), "worker 127.*killed by SIGSEGV"),
-        ):
-            with pytest.raises(PipelineError, match=wanted):
-                list(read(failing(how)))
-        reached += map(int, others)
-        assert collections.Counter(reached) == dict.fromkeys(range(300), 2)
-
-        sharing = [pool.submit(lambda: list(map(int, read(gated, name="shared")))) for _ in "ab"]
-        wait_for_both()
-        drain(one, has_handed_back, gate)
-        assert sorted(itertools.chain(*(each.result() for each in sharing))) == [*range(400)]
-
-        stack.enter_context(WorkerProcess(dispatcher.address))
-        gate.unlink()
-        for process in waiting.iterdir():
-            process.unlink()
-        reading = pool.submit(lambda: list(map(int, read(gated))))
-        wait_for_both()
-        two.kill()
-        gate.touch()
-        found = reading.result()
-        assert len(found) == len(set(found))
-        assert sum(x >= 60 for x in found) >= 100, "the other one goes on"
-        assert sorted(map(int, read(generate))) == [*range(300)]
-    with pytest.raises(InvalidArgument, match=r"returned 7, which is no tf\.data.Dataset"):
-        service.register_dataset(dispatcher.target, lambda: 7)
 
 
 def drain(worker: WorkerProcess, has_handed_back: Callable[[], bool], gate: pathlib.Path) -> None:

@@ -1,8 +1,8 @@
 """What every kind of pipeline keeps, through both of its ways to run.
 
-A kind subclasses PipelineContract and says how it makes a dataset of these steps; one that has no
-bundles, RunContract. The source has an element for each split, the split's number; elements are
-int64, or batches of them. What a step mixes are elements of a bundle, or, of functions, of a split.
+A kind subclasses PipelineContract and says how it makes a dataset of these steps. The source has an
+element for each split, the split's number; elements are int64, or batches of them. What a step
+mixes are elements of a bundle, or, of functions, of a split.
 """
 
 from __future__ import annotations
@@ -143,17 +143,15 @@ def numbers_of(splits: SplitRange) -> range:
 FIRST, SECOND = SplitRange(0, 20, 0), SplitRange(100, 30, 0)
 
 
-class RunContract(ABC):
-    at_once = 20
-    """So many runs are tried at the same time."""
-
+class PipelineContract(ABC):
     @abstractmethod
     def make(self, steps: Sequence[Step]) -> Pipeline:
         """The pipeline of these steps, over a source of SPLITS splits."""
 
     def runs(self, pipeline: Pipeline, splits: SplitRange, number: int = 0) -> list[Run]:
         """One of each way to run these."""
-        return [pipeline.run(Ranges([splits]))]
+        bundle = pipeline.bundle(splits, number=number, seed=SEED)
+        return [pipeline.run(Ranges([splits])), bundle]
 
     @contextlib.contextmanager
     def opened(self, *steps: Step) -> Iterator[Pipeline]:
@@ -173,9 +171,6 @@ class RunContract(ABC):
     def test_a_run_has_all_elements_in_order(
         self, steps: list[Step], ranges: list[SplitRange]
     ) -> None:
-        self.check_a_run(steps, ranges)
-
-    def check_a_run(self, steps: Sequence[Step], ranges: Sequence[SplitRange]) -> None:
         ranges = [splits for splits in ranges if splits.count]
         with self.opened(*steps) as pipeline:
             blocks = list(pipeline.run(Ranges(ranges)).blocks())
@@ -230,7 +225,7 @@ class RunContract(ABC):
         with self.opened(times(10)) as pipeline, ThreadPoolExecutor(4) as pool:
             runs = [
                 (number, pool.submit(lambda run: elements_of(run.blocks()), run))
-                for number in range(self.at_once)
+                for number in range(20)
                 for run in self.runs(pipeline, SplitRange(10 * number, 10, 0), number)
             ]
             long = pool.submit(lambda: elements_of(pipeline.run(Ranges([FIRST, SECOND])).blocks()))
@@ -243,9 +238,7 @@ class RunContract(ABC):
     def test_a_run_that_nobody_reads_holds_up_no_other(self) -> None:
         with self.opened(wide(1 << 17)) as pipeline:
             unread = [
-                run.blocks()
-                for number in range(min(self.at_once, 4))
-                for run in self.runs(pipeline, SECOND, number)
+                run.blocks() for number in range(4) for run in self.runs(pipeline, SECOND, number)
             ]
             for blocks in unread:
                 next(blocks)
@@ -255,12 +248,6 @@ class RunContract(ABC):
                     assert len(read.result(timeout=60)) == 1
             for blocks in unread:
                 blocks.close()  # type: ignore[attr-defined]
-
-
-class PipelineContract(RunContract):
-    def runs(self, pipeline: Pipeline, splits: SplitRange, number: int = 0) -> list[Run]:
-        bundle = pipeline.bundle(splits, number=number, seed=SEED)
-        return [*super().runs(pipeline, splits), bundle]
 
     def bundle(
         self,
@@ -283,9 +270,6 @@ class PipelineContract(RunContract):
     def test_a_bundle_has_what_a_run_over_its_splits_has(
         self, steps: list[Step], splits: SplitRange
     ) -> None:
-        self.check_a_bundle(steps, splits)
-
-    def check_a_bundle(self, steps: Sequence[Step], splits: SplitRange) -> None:
         with self.opened(*steps) as pipeline:
             alone = self.bundle(pipeline, splits)
             assert alone == reference(steps, numbers_of(splits))
@@ -298,11 +282,6 @@ class PipelineContract(RunContract):
         self, steps: list[Step], splits: SplitRange, number: int, seed: int
     ) -> None:
         """Again, in another pipeline of the same steps, and while others run."""
-        self.check_a_bundle_again(steps, splits, number, seed)
-
-    def check_a_bundle_again(
-        self, steps: Sequence[Step], splits: SplitRange, number: int, seed: int
-    ) -> None:
         with self.opened(*steps) as pipeline:
             first = self.bundle(pipeline, splits, number, seed)
             self.bundle(pipeline, SECOND, number + 1, seed)
@@ -317,9 +296,6 @@ class PipelineContract(RunContract):
     @FEW
     @given(STEPS, st.integers(0, 12))
     def test_every_start_gives_the_tail(self, steps: list[Step], count: int) -> None:
-        self.check_starts(steps, count)
-
-    def check_starts(self, steps: Sequence[Step], count: int) -> None:
         with self.opened(*steps) as pipeline:
             whole = self.bundle(pipeline, SplitRange(50, count, 0))
             for start in {*range(min(len(whole), 9)), len(whole) - 1, len(whole), len(whole) + 3}:

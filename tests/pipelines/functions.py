@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from forebay.service.blocks import Block
 from forebay.service.pipelines import SplitRange
@@ -41,11 +40,6 @@ def pipeline_of(
 
 def numbers(blocks: Iterator[Block]) -> list[int]:
     return [int(x) for block in blocks for x in block.components[0].elements()]
-
-
-def by_python(function: Callable[[int], int], dataset: Any) -> Any:
-    """Mapped by a function of integers, as Python."""
-    return dataset.map(lambda x: tf.ensure_shape(tf.numpy_function(function, [x], tf.int64), []))
 
 
 def read(function: Function, splits: Sequence[Any], structure: str = INT, **how: Any) -> list[Any]:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
-import functools
-import json
 import os
 import pathlib
 import pickle
 import random
-import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +14,6 @@ from typing import Any
 
 import apache_beam as beam
 import cloudpickle
-import msgspec
 import numpy as np
 import pytest
 from apache_beam.io import fileio
@@ -32,12 +27,9 @@ from forebay.service.pipelines.kinds.beam import beam_dataset
 from forebay.service.pipelines.kinds.functions import (
     request_of,
 )
-from forebay.service.pipelines.python.child_blocks import Sender
-from forebay.service.pipelines.python.columns import column_of, fields_of
 from forebay.service.pipelines.python.pipeline import PythonPipeline
 from forebay.service.proto import metrics_pb2 as pb
-from forebay.service.shared import Lender
-from forebay.service.user_metrics import MAX_METRICS, MAX_NAME, Totals, counter, distribution, shown
+from forebay.service.user_metrics import MAX_METRICS, Totals, counter, distribution, shown
 
 from .functions import INT, numbers
 from .test_beam import split
@@ -205,31 +197,6 @@ def test_what_a_split_counts_counts_once(tmp_path: pathlib.Path, how: str) -> No
     told = shown(totals.told())
     assert told["splits"] == len(sizes)
     assert {v["name"]: v["counter"] for v in told["values"]} == {"splits": 7, "elements": 12}
-
-
-def test_what_was_counted_comes_apart_from_an_element_that_fills_its_message() -> None:
-    """Which would go alone."""
-    shape = [1] * 30
-    structure = json.dumps({"tuple": [{"tensor": "int64", "shape": shape}] * 3900})
-    fields, _ = fields_of(structure)
-    columns = [column_of(field, [np.full(shape, 7)]) for field in fields]
-    names = [f"{number:03}{'é' * MAX_NAME}" for number in range(MAX_METRICS)]
-    counted = pb.Metrics(metrics=[counter("é" * MAX_NAME, name, 1) for name in names], splits=1)
-    mine, workers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sender = Sender(mine)
-    sender._lender = Lender(0)
-    with mine, workers, concurrent.futures.ThreadPoolExecutor(1) as thread:
-        send = functools.partial(sender.send_columns, 1, columns, (1, 0), [(0, counted)])
-        sent = thread.submit(send)
-        sent.add_done_callback(lambda _: mine.shutdown(socket.SHUT_WR))
-        messages = []
-        while data := workers.recv(1 << 20):
-            messages.append(msgspec.msgpack.decode(data))
-        sent.result()
-    block, apart = messages
-    assert (block[0], block[1], block[5], block[6]) == ("block", 1, [1, 0], b"")
-    assert apart[:2] == ["counted", [1, 0]]
-    assert len(pb.Metrics.FromString(apart[2]).metrics) == MAX_METRICS
 
 
 def test_of_many_metrics_the_first_ones_are_whole() -> None:

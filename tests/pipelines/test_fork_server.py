@@ -18,8 +18,8 @@ from typing import NoReturn
 import pytest
 
 from forebay.service.errors import PipelineError
-from forebay.service.pipelines.python import children
-from forebay.service.pipelines.python.child_connections import Died
+from forebay.service.pipelines.python import child_connections
+from forebay.service.pipelines.python.child_connections import Died, PythonChild
 from forebay.service.pipelines.python.fork_server import HERE, ForkServer, ended, readable
 from forebay.service.shared import new_slab
 
@@ -92,7 +92,7 @@ def test_a_fork_that_fails_is_said_and_costs_nothing_else(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     fork_server, processes = ForkServer("refusing"), set[int]()
     for _ in range(3):
-        child = children.PythonChild(fork_server, b"definition", INT)
+        child = PythonChild(fork_server, b"definition", INT)
         died = child.receive()
         assert isinstance(died, Died)
         assert died.how.startswith("it could not be forked: [Errno 11] too many")
@@ -158,13 +158,13 @@ def test_a_process_that_cannot_be_started_costs_no_descriptor(
     slabs: Iterator[Callable[[int], object]] = iter([new_slab, refused])
     if fails == "first slab":
         next(slabs)
-    monkeypatch.setattr(children, "new_slab", lambda size: next(slabs)(size))
+    monkeypatch.setattr(child_connections, "new_slab", lambda size: next(slabs)(size))
     if fails == "fork":
         monkeypatch.setattr(fork_server, "_ask", refused)
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(PipelineError, match=r"no process can be started: .*too many") as raised:
-        children.PythonChild(fork_server, b"definition", INT)
+        PythonChild(fork_server, b"definition", INT)
     assert raised.value.code == "RESOURCE_EXHAUSTED"
     del raised
     gc.collect()  # memory that is mapped holds a descriptor

@@ -15,9 +15,7 @@ from forebay.service import generators, pickles
 from forebay.service.pipelines import SplitRange
 from forebay.service.pipelines.beam.translation import translate
 
-from .functions import by_python, numbers, pipeline_of, read
-from .pipelines import slices
-from .test_built import pipeline_built_by
+from .functions import numbers, pipeline_of, read
 
 DRAWS = 20
 LARGE = 1 << 40
@@ -215,24 +213,3 @@ def test_dofns_draw_their_own_numbers() -> None:
     )  # fmt: skip
     pipeline.close()
     assert one == same != other
-
-
-def test_a_dataset_that_a_function_builds_is_the_same_and_draws_other_numbers() -> None:
-    generator = np.random.default_rng(7)
-
-    def build() -> Any:
-        order = generator.permutation(9)
-
-        def noise(x: int) -> int:
-            return int(x) + 100 * int(generator.integers(LARGE))
-
-        return by_python(noise, slices(order.astype(np.int64)))
-
-    drawn = []
-    for _ in range(2):
-        pipeline = pipeline_built_by(build)
-        drawn.append(numbers(pipeline.run(None).blocks()))
-        pipeline.close()
-    one, other = ([x % 100 for x in each] for each in drawn)
-    assert one == other == np.random.default_rng(7).permutation(9).tolist()
-    assert not {*drawn[0]} & {*drawn[1]}

@@ -23,7 +23,6 @@ from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.core import commands as c
 from forebay.service.dispatcher.forebay_face import lease_command
 from forebay.service.errors import Unimplemented
-from forebay.service.pipelines import Pipeline
 from forebay.service.pipelines.tf_data.evaluate import evaluate
 from forebay.service.pipelines.tf_data.imports import graph_of
 from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
@@ -34,7 +33,7 @@ from forebay.service.worker.leases import LeaseFeed
 from forebay.service.worker.observer import Observer
 
 from ..core.given import Given
-from .compositions import Compositions, Dataset, build, write_files, write_save
+from .compositions import Compositions, build, write_files, write_save
 
 SEED = int(os.environ.get("FOREBAY_SEED", "1"))
 PIPELINES = int(os.environ.get("FOREBAY_PIPELINES", "10"))
@@ -48,7 +47,7 @@ class Cluster:
     """A dataset's tasks on so many workers. Raises NotSplittable."""
 
     def __init__(self, expression: str, workers: int, seed: int = SEED) -> None:
-        self._dataset = self.build(expression)
+        self._dataset = build(expression)
         self._graph = graph_of(self._dataset)
         self._sources = [source.splits for source in split_sources(self._graph, evaluate)]
         require_splittable(self._sources)
@@ -60,12 +59,6 @@ class Cluster:
         self._iteration_id = self._given.iteration(dataset_id="made up").iteration_id
         self._ledgers = self._given.state.iterations[self._iteration_id].ledgers
         self._tasks = [self._given.task_of(worker) for worker in members]
-
-    def build(self, expression: str) -> Dataset:
-        return build(expression)
-
-    def open(self) -> Pipeline:
-        return TfDataPipeline(self._graph, element_spec=self._dataset.element_spec)
 
     def call(self, request: pb.LeaseSplitsRequest, *_: Any, **__: Any) -> pb.LeaseSplitsResponse:
         """What a feed asks the dispatcher."""
@@ -109,7 +102,8 @@ class Cluster:
         def run(task_id: int) -> list[int]:
             dispatcher = cast(DispatcherClient, self)
             feed = LeaseFeed(dispatcher, task_id, self._sources, Observer())
-            blocks = self.open().run(feed).blocks()
+            pipeline = TfDataPipeline(self._graph, element_spec=self._dataset.element_spec)
+            blocks = pipeline.run(feed).blocks()
             got: list[int] = []
             for block in blocks:
                 values = [int(value) for value in block.components[0].elements()]
@@ -118,7 +112,7 @@ class Cluster:
                     total[0] += len(values)
                 if most is not None and total[0] >= most:
                     break
-            blocks.close()  # type: ignore[attr-defined]
+            blocks.close()
             feed.close()
             return got
 

@@ -58,11 +58,6 @@ class PythonDataset:
         if not callable(self.function):
             raise InvalidArgument(f"{self.function!r} is no function; give one that takes a split")
         require_failure_rules(self.on_error, self.limit)
-        if self.splits is None and self.on_error != "raise":
-            raise InvalidArgument(
-                f"on_error={self.on_error!r} is for functions of splits; one that builds a dataset "
-                "cannot go on where it failed"
-            )
         seconds = self.timeout_s
         if seconds is not None and not (_is_number(seconds, int | float) and seconds > 0):
             raise InvalidArgument(
@@ -107,24 +102,6 @@ def require_options(given: Iterable[str], *others: str) -> None:
             "is retried is `limit`, and how many processes run it an option of the worker's, "
             "--processes"
         )
-
-
-def require_no_arguments(function: Callable[..., Any]) -> None:
-    """Raises InvalidArgument if a function that builds a dataset needs arguments."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # its signature is unknown
-        return
-    try:
-        signature.bind()
-    except TypeError as error:
-        name = getattr(function, "__qualname__", repr(function))
-        raise InvalidArgument(
-            f"{name}{signature} cannot be called without arguments ({error}), and no `splits` are "
-            "given that it could be called with: give `splits`, such as range(100) or "
-            "'/data/*.npz', for a function of a split; one that builds a tf.data.Dataset takes no "
-            "arguments"
-        ) from None
 
 
 def python_dataset(
@@ -304,7 +281,8 @@ def first_elements(request: pb.RegisterDatasetRequest) -> list[Any]:
 @contextmanager
 def unpickled(request: pb.RegisterDatasetRequest) -> Iterator[tuple[Callable[..., Any], Any]]:
     """A copy of the function, after `setup()`, and of its splits, as a worker has them. Calling it
-    does not change what is registered. The splits are () for a function that builds a dataset."""
+    does not change what is registered. The splits are () for a function
+    of records."""
     stored = python_pb2.PythonDataset.FromString(request.python)
     function, *splits = pickles.loads(stored.function, *filter(None, [stored.splits]))
     getattr(function, "setup", _nothing)()
@@ -320,7 +298,7 @@ def _nothing() -> None: ...
 def request_of(
     dataset: PythonDataset, splits: Sequence[Any] | None, structure: str = ""
 ) -> pb.RegisterDatasetRequest:
-    """The request without metadata. `splits` is None for a function that builds a dataset. Raises
+    """The request without metadata. `splits` is None for a function of records. Raises
     InvalidArgument."""
     versions = {name: package_version(name) or "" for name in ("cloudpickle", *dataset.packages)}
     if missing := [name for name, version in versions.items() if not version]:

@@ -10,16 +10,8 @@ It has a socket to the worker, which sends
                                              run these splits; with a seed, as a bundle. Leave out
                                              the first `start` elements: of the first split, or of
                                              the bundle. If `awaited`, send the first element alone
-    ["build", asks]                          run the dataset that the function builds: on splits
-                                             that the child asks for, or on all of them
-    ["connect"]                              with two descriptors, a socket and a file as above, for
-                                             bundles of the dataset that the function builds: one at
-                                             a time, beside those of other sockets
-    ["bundle", first, count, number, seed, start]
-                                             on such a socket: run a bundle, whose blocks and end go
-                                             there; closing the socket cancels it
     ["free", slabs, abandoned, blocks]       memory that is free again, and credit for blocks
-    ["answer", number, …]                    the answer to an "ask"
+    ["answer", allowed]                      the answer to a "skip"
     ["teardown"]                             the last message
 
 and to which it sends
@@ -28,15 +20,10 @@ and to which it sends
                                              elements in a slab, or in a file of their own if slab
                                              is None; the split and element behind them; perhaps
                                              what was counted in splits that end with them
-    ["counted", at, metrics]                 metrics of splits that end without elements, or that
-                                             do not fit into the block's message
+    ["counted", at, metrics]                 metrics of splits that end without elements
     ["skip", split, element, records, reason]
                                              a request to leave out so many records, or with 0 the
                                              rest of the split; answered by a bool
-    ["ask", number, "range", source, opening, endless]
-                                             SplitFeed.next_range, answered by [first, count,
-                                             pass number, names] or None
-    ["ask", number, "over", sources]         SplitFeed.is_over
     ["end"]                                  the request has been run
     ["failed", code, text, split, element]   the request has failed
 
@@ -45,7 +32,6 @@ Whatever the function does to its process affects only this one.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import mmap
 import os
@@ -54,13 +40,11 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 from numpy import random as numpys_random
 
-from ....storage.thread_pool import ThreadPool
 from ... import generators
 from ...blocks import part
 from ...errors import ForebayError, status_of
@@ -80,12 +64,9 @@ from .child_blocks import (
     traceback_of,
 )
 from .columns import Misfit, columns_of, iterated
-from .split_requests import AskedFeed, Asker
-from .stored import is_built
 
 if TYPE_CHECKING:
     from ..files.reading import FileRecords
-    from .built import BuiltDataset
 
 PROGRESS_BYTES = 4 * 8
 """Split and element that it is at, the split before which it has sent all, and the file."""
@@ -105,12 +86,10 @@ class FunctionProcess:
             self._dataset = PythonDataset.FromString(stored[told : told + size])
         self._at = _mapped(progress)
         os.close(definition)
-        self._asker = Asker(connection) if is_built(self._dataset) else None
-        self.sender = self._asker or Sender(connection)
+        self.sender = Sender(connection)
         self._function: Callable[..., Any]
         self._generators: generators.Generators  # pickled with the function
-        self._splits: Sequence[Any] = ()  # empty if the function builds a dataset
-        self._built: BuiltDataset | None = None
+        self._splits: Sequence[Any] = ()
         self._files: FileRecords | None = None
         self._skips = self._dataset.on_error == SKIP and self._dataset.limit > 0
         self._refused = False  # the worker has refused to leave something out
@@ -123,18 +102,14 @@ class FunctionProcess:
         try:
             self.load()
         except FunctionFailed as failed:
-            self._refuse(failed)
+            self.sender.send(["failed", *failed.args])
+            sys.exit(1)
         while True:
             try:
                 match self.sender.told():
                     case ["run", *what]:
                         self.blocks.linger()
                         self.run(*what)
-                    case ["build", asks]:
-                        self._build(asks)
-                    case ["connect", connection, progress]:
-                        self._connect(connection, progress)
-                        continue  # that needs no answer
                     case _:
                         getattr(self._function, "teardown", _nothing)()
                         sys.exit(0)
@@ -146,11 +121,10 @@ class FunctionProcess:
         import cloudpickle
 
         try:
-            if self._asker is None:
-                self.blocks = Blocks(
-                    self.sender, self._structure, self._at, self._failed,
-                    inferred=self._dataset.inferred,
-                )  # fmt: skip
+            self.blocks = Blocks(
+                self.sender, self._structure, self._at, self._failed,
+                inferred=self._dataset.inferred,
+            )  # fmt: skip
             if self._dataset.files:
                 from ..files.reading import FileRecords
 
@@ -158,8 +132,7 @@ class FunctionProcess:
                 self._files.tell_files(self._at[3:])
                 self._splits, self._generators = self._files.splits, generators.Generators([])
             else:
-                if self._asker is None:
-                    self._splits = cloudpickle.loads(self._dataset.splits)
+                self._splits = cloudpickle.loads(self._dataset.splits)
                 self._function, self._generators = generators.loads(self._dataset.function)
             self._dataset.ClearField("splits")
             self._dataset.ClearField("function")
@@ -176,60 +149,6 @@ class FunctionProcess:
                 f"the dataset's function cannot be unpickled, or set up, on the worker:\n"
                 f"{traceback_of(error)}",
             ) from error
-
-    def _refuse(self, failed: FunctionFailed) -> NoReturn:
-        """Answer the first request, or all bundles, with this failure."""
-        while self._asker is not None:
-            match self._asker.told():
-                case ["connect", connection, progress]:
-                    self._connect(connection, progress, failed)
-                case _:
-                    break
-        self.sender.send(["failed", *failed.args])
-        sys.exit(1)
-
-    def _built_dataset(self) -> BuiltDataset:
-        """Built once for all requests. Raises ForebayError, and what the function raises."""
-        from .built import BuiltDataset
-
-        if self._built is None:
-            self._built = BuiltDataset(self._function, self._structure, self._dataset)
-            self._generators.seed(None)  # only now: the build must be the same everywhere
-        return self._built
-
-    def _connect(
-        self, connection: int, progress: int, failed: FunctionFailed | None = None
-    ) -> None:
-        from .bundle_requests import serve_bundles
-
-        built: BuiltDataset | FunctionFailed
-        try:
-            with failures((-1, -1)):
-                built = failed or self._built_dataset()
-        except FunctionFailed as failure:
-            built = failure
-        serve_bundles(built, connection, _mapped(progress))
-
-    def _build(self, asks: bool) -> None:
-        assert self._asker is not None
-        self._at[0], self._at[1] = 0, 0
-        feed = AskedFeed(self._dataset.sources, self._asker)
-        with failures(self._at):
-            made = self._built_dataset().blocks(feed if asks else None)
-            with (
-                ThreadPool(1, "forebay-sending") as pool,
-                contextlib.closing(made),
-                contextlib.closing(feed),
-            ):
-                sent: Future[None] | None = None
-                for block in made:
-                    if sent is not None:
-                        sent.result()
-                    self._at[1] += block.count
-                    send = self.sender.send_columns  # copies, while the next block is made
-                    sent = pool.submit(send, block.count, columns_of(block), (0, self._at[1]))
-                if sent is not None:
-                    sent.result()
 
     def run(self, first: int, count: int, start: int, seed: str | None, awaited: bool) -> None:
         self._refused = False

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -48,7 +48,6 @@ _UNCHANGING = {int, float, bytes, str, bool}
 MAX_ROWS = 1 << 16
 MAX_TEXT = 20_000
 MESSAGE_BYTES = 192 << 10
-PLACE_BYTES = 128  # limit of a block's message without header and metrics
 
 _CODES: dict[type[BaseException], str] = {
     NotImplementedError: "UNIMPLEMENTED",
@@ -59,15 +58,11 @@ _CODES: dict[type[BaseException], str] = {
 }
 """TensorFlow's codes for exceptions of a py_function; all others are UNKNOWN."""
 
-_OURS = {__name__, *(f"{__package__}.{name}" for name in ("child", "built", "bundle_requests"))}
+_OURS = {__name__, f"{__package__}.child"}
 """Modules that call users' functions; tracebacks leave them out."""
 
 Counted = Sequence[tuple[int, pb.Metrics]]
 """Metrics by split."""
-
-
-class BundleCancelled(Exception):
-    """The worker has closed the connection of the bundle that is being made."""
 
 
 class FunctionFailed(Exception):
@@ -113,7 +108,7 @@ class Sender:
         try:
             socket.send_fds(self._connection, [data], given)
         except OSError:
-            self._be_left()
+            os._exit(0)  # the worker has gone
 
     def send_columns(
         self, count: int, columns: list[Column], behind: tuple[int, int], counted: Counted = ()
@@ -132,12 +127,9 @@ class Sender:
             descriptor, payload = new_slab(size)
         try:
             header = write(columns, payload)
-            metrics, apart = totals(counted), b""
-            told = metrics and msgspec.msgpack.encode([header, metrics])
-            if len(told) > MESSAGE_BYTES - PLACE_BYTES:
-                metrics, apart = b"", metrics
+            block = ["block", count, size, header, slab, behind, totals(counted)]
             try:
-                self.send(["block", count, size, header, slab, behind, metrics], descriptor)
+                self.send(block, descriptor)
             except FunctionFailed as failed:
                 raise FunctionFailed(
                     failed.args[0],
@@ -146,9 +138,7 @@ class Sender:
         finally:
             if descriptor is not None:
                 os.close(descriptor)
-        self._spend_credit()
-        if apart:
-            self.send(["counted", behind, apart])
+        self._credit -= 1
 
     def may_skip(self, split: int, element: int, records: int, reason: str) -> bool:
         """Ask whether so many records from this place on, or with 0 the rest of the split, may be
@@ -157,7 +147,7 @@ class Sender:
         self.send(["skip", split, element, records, reason])
         while True:
             match self._receive():
-                case ["answer", _, allowed]:
+                case ["answer", allowed]:
                     return bool(allowed)
                 case ["free", *freed]:
                     self._free(*freed)
@@ -167,30 +157,18 @@ class Sender:
             os._exit(0)  # this is a fork of the child
 
     def _receive(self, flags: int = 0) -> list[Any]:
-        """A message, with its descriptors at the end."""
-        descriptors: list[int] = []
         try:
-            data, descriptors = self._read(flags)
+            data = self._connection.recv(MESSAGE_BYTES, flags)
         except ConnectionResetError:  # the worker has left messages unread
             data = b""
         if not data:
-            self._be_left()
+            os._exit(0)  # the worker has gone
         message: list[Any] = msgspec.msgpack.decode(data)
-        return [*message, *descriptors]
-
-    def _read(self, flags: int) -> tuple[bytes, list[int]]:
-        return self._connection.recv(MESSAGE_BYTES, flags), []
-
-    def _be_left(self) -> NoReturn:
-        """The worker has gone."""
-        os._exit(0)
+        return message
 
     def _free(self, slabs: list[int], abandoned: list[int], blocks: int) -> None:
         self._lender.take_back(slabs, abandoned)
         self._credit += blocks
-
-    def _spend_credit(self) -> None:
-        self._credit -= 1
 
     def _wait_for_credit(self) -> None:
         while True:
@@ -382,8 +360,6 @@ def failures(at: Sequence[int]) -> Iterator[None]:
     """Whatever is raised is FunctionFailed, at the place that `at` has then: split, element."""
     try:
         yield
-    except BundleCancelled:
-        raise
     except FunctionFailed as failed:
         raise failed.placed(at[0], at[1]) from None
     except PipelineError as error:

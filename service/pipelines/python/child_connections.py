@@ -1,28 +1,25 @@
-"""The worker's end of the connections to a Python dataset's children, and what comes over them."""
+"""The worker's end of a Python dataset's child, and what comes from it."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import socket
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from ...blocks import Array, Block
+from ...errors import PipelineError
+from ...processes import open_standard_descriptors
 from ...proto import metrics_pb2 as pb
-from ...shared import Borrower
-from ..splits import SplitRange
+from ...shared import Borrower, new_slab
+from .child import PROGRESS_BYTES
 from .child_blocks import MESSAGE_BYTES
 from .columns import read
-from .fork_server import ended, readable
-
-ENDING_MS = 5_000
+from .fork_server import ForkServer, ended, readable
 
 
 class ElementPlace(NamedTuple):
@@ -47,25 +44,9 @@ class Counted(NamedTuple):
     metrics: pb.Metrics
 
 
-class Asked(NamedTuple):
-    """A request for a source's next splits, as SplitFeed.next_range; answer it."""
-
-    number: int
-    source: int
-    opening: int
-    endless: bool
-
-
-class AskedIfOver(NamedTuple):
-    """A request for SplitFeed.is_over; answer it."""
-
-    number: int
-    sources: list[int]
-
-
 class AskedToSkip(NamedTuple):
     """A request to leave out so many records from this place on, or with 0 the rest of the split;
-    answer it, with any number."""
+    answer it."""
 
     at: ElementPlace
     records: int
@@ -95,20 +76,49 @@ class Died(NamedTuple):
     file: int = -1  # that it read last, of a dataset of files
 
 
-Event = Received | Counted | Asked | AskedIfOver | AskedToSkip | Finished | Failed | Died
+Event = Received | Counted | AskedToSkip | Finished | Failed | Died
 
 
-class ChildConnection:
-    """The worker's end of a connection to a child, for the blocks of one request at a time. For one
-    thread at a time."""
+class PythonChild:
+    """The worker's end of a process that runs the function of one dataset. For one thread at a
+    time."""
 
-    def __init__(
-        self, connection: socket.socket, control: socket.socket, at: npt.NDArray[np.int64]
-    ) -> None:
-        self._connection = connection
-        self._control = control
-        self._at = at
-        self._borrower = Borrower("a dataset's process", passes_on=True)
+    def __init__(self, fork_server: ForkServer, definition: bytes, structure: str) -> None:
+        """Raises PipelineError."""
+        told = structure.encode()
+        open_standard_descriptors()
+        with contextlib.ExitStack() as sent, contextlib.ExitStack() as kept:
+            try:
+                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                kept.enter_context(ours)
+                with theirs:
+                    control = kept.enter_context(fork_server.fork(theirs))
+                stored, memory = new_slab(max(1, len(told) + len(definition)))
+                sent.callback(os.close, stored)
+                progress, shared = new_slab(PROGRESS_BYTES)
+                sent.callback(os.close, progress)
+            except OSError as error:
+                raise PipelineError(
+                    "RESOURCE_EXHAUSTED", f"no process can be started: {error}"
+                ) from error
+            self._connection, self._control = ours, control
+            self._at = shared.view(np.int64)
+            self._borrower = Borrower("a dataset's process", passes_on=True)
+            memory[: len(told) + len(definition)] = np.frombuffer(told + definition, np.uint8)
+            self._send(["setup", len(told), len(definition)], [stored, progress])
+            kept.pop_all()
+
+    def run(self, first: int, count: int, start: int, seed: str | None, *, awaited: bool) -> None:
+        """Start these splits, without the first `start` elements; call `receive` until Finished,
+        Failed or Died. If the first element is `awaited`, it comes alone."""
+        self._at[:] = -1
+        self._send(["run", first, count, start, seed, awaited])
+
+    def begin_teardown(self) -> None:
+        self._send(["teardown"])
+
+    def wait_until_ended(self, timeout_ms: int) -> None:
+        readable(self._control, timeout_ms=timeout_ms)
 
     def filenos(self) -> tuple[int, int]:
         """Descriptors; one is readable when `receive` has an event."""
@@ -124,22 +134,13 @@ class ChildConnection:
         """The place that the process reports to be at."""
         return ElementPlace(*self._at[:2].tolist())
 
-    @property
-    def sent(self) -> ElementPlace:
-        """The place before which the process reports to have sent everything."""
-        return ElementPlace(int(self._at[2]), 0)
+    def answer(self, allowed: bool) -> None:
+        """Answer whether it may skip what it has asked to skip."""
+        self._send(["answer", allowed])
 
-    def answer(self, number: int, answer: SplitRange | bool | None) -> None:
-        """Answer its question of this number."""
-        if isinstance(answer, SplitRange):
-            told = [answer.first, answer.count, answer.pass_number, answer.names]
-            self._send(["answer", number, told])
-        else:
-            self._send(["answer", number, answer])
-
-    def take(self, blocks: int = 1) -> None:
-        """Tell it that the consumer has taken so many of the received blocks."""
-        self._send(["free", *self._borrower.released(), blocks])
+    def take(self) -> None:
+        """Tell it that the consumer has taken one more of the received blocks."""
+        self._send(["free", *self._borrower.released(), 1])
 
     def receive(self) -> Event:
         """Its next event; waits for it."""
@@ -159,10 +160,6 @@ class ChildConnection:
                 return Received(block, ElementPlace(*behind), pb.Metrics.FromString(metrics))
             case ["counted", behind, metrics]:
                 return Counted(ElementPlace(*behind), pb.Metrics.FromString(metrics))
-            case ["ask", number, "range", source, opening, endless]:
-                return Asked(number, source, opening, endless)
-            case ["ask", number, "over", sources]:
-                return AskedIfOver(number, sources)
             case ["skip", split, element, records, reason]:
                 return AskedToSkip(ElementPlace(split, element), records, reason)
             case ["end"]:
@@ -176,7 +173,8 @@ class ChildConnection:
             how = ended(self._control)
         except ConnectionResetError:  # it was told to end, and has not read that
             how = ended(self._control)
-        return Died(how, self.at, self.sent, int(self._at[3]))
+        sent, file = self._at[2:].tolist()
+        return Died(how, self.at, ElementPlace(sent, 0), file)
 
     def _payload(self, size: int, slab: int | None, descriptors: list[int]) -> Any:
         try:
@@ -195,10 +193,6 @@ class ChildConnection:
         with contextlib.suppress(OSError):
             self._control.send(b"end")
 
-    def cancel(self) -> None:
-        """The request is over; `kill` it next."""
-        self.end()
-
     def kill(self) -> None:
         """End the process, with the processes that it has forked; wait for that. Idempotent."""
         with contextlib.suppress(OSError):
@@ -208,59 +202,8 @@ class ChildConnection:
         self._connection.close()
 
     def _send(self, message: list[Any], descriptors: list[int] = []) -> None:  # noqa: B006
-        try:
+        with contextlib.suppress(OSError):  # it has ended; `receive` reports that
             socket.send_fds(self._connection, [msgspec.msgpack.encode(message)], descriptors)
-        except OSError as error:
-            if error.errno == errno.EMSGSIZE:
-                raise
-            # It has ended; `receive` reports that.
-
-
-class BundleRequest(NamedTuple):
-    """A bundle of a dataset that a function builds, from element `start` of it on."""
-
-    first: int
-    splits: int
-    number: int
-    seed: int
-    start: int
-
-
-class BundleConnection(ChildConnection):
-    """A connection for one bundle at a time, to a process that runs several. Closing it cancels the
-    bundle."""
-
-    def __init__(
-        self,
-        connection: socket.socket,
-        control: socket.socket,
-        at: npt.NDArray[np.int64],
-        left: Callable[[], None],
-    ) -> None:
-        super().__init__(connection, control, at)
-        self._left: Callable[[], None] | None = left
-
-    def begin(self, request: BundleRequest) -> None:
-        """Start this bundle; call `receive` until Finished, Failed or Died."""
-        self._at[:] = -1
-        self._send(["bundle", *request])
-
-    def cancel(self) -> None:
-        """`kill` does it."""
-
-    def _died(self) -> Died:
-        # How a process has ended comes a little after its connections have ended.
-        if not readable(self._control, timeout_ms=ENDING_MS):  # only the thread has ended
-            return Died("the thread that made the bundle ended", self.at, self.sent)
-        return super()._died()
-
-    def kill(self) -> None:
-        """Close the connection; the process goes on. Idempotent."""
-        self._control.close()
-        self._connection.close()
-        left, self._left = self._left, None
-        if left is not None:
-            left()
 
 
 def _copy(descriptor: int, size: int) -> Array:

@@ -40,7 +40,6 @@ from typing import NoReturn
 
 from ...processes import EXIT_WITH_PARENT, ChildProcess, forebay
 from ...proto.python_pb2 import PythonDataset
-from .stored import is_built
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -148,27 +147,22 @@ def ended(control: socket.socket) -> str:
 
 
 class ForkServers:
-    """A worker's fork servers: for functions of splits, for Beam's chains, for functions that build
-    datasets, and for files. Each imports only what its children need: Beam and TensorFlow take
-    long."""
+    """A worker's fork servers: for functions of splits, for Beam's chains, and for files. Each
+    imports only what its children need: Beam takes long."""
 
     def __init__(self) -> None:
-        self.plain, self.beams, self.tensorflows, self.files = (
-            ForkServer(), ForkServer("..beam.chain"), ForkServer(".built"),
-            ForkServer("..files.preloaded"),
-        )  # fmt: skip
+        self.plain = ForkServer()
+        self.beams, self.files = ForkServer("..beam.chain"), ForkServer("..files.preloaded")
 
     def of(self, dataset: PythonDataset) -> ForkServer:
         """The fork server whose children run this dataset."""
         if dataset.files:
             return self.files
-        if is_built(dataset):
-            return self.tensorflows
         return self.beams if BEAM in dataset.packages else self.plain
 
     def close(self) -> None:
         """End them, and all that they have forked. Idempotent."""
-        for fork_server in (self.plain, self.beams, self.tensorflows, self.files):
+        for fork_server in (self.plain, self.beams, self.files):
             fork_server.close()
 
 

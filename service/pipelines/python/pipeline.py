@@ -13,8 +13,8 @@ from ..splits import PARTS, MaySkip, SplitFeed, SplitRange, require_bundle
 from .children import Children
 from .fork_server import HERE, ForkServers
 from .run_states import FailureRules
-from .runs import BuiltBundle, BuiltRun, PythonRun
-from .stored import is_built, require_versions
+from .runs import PythonRun
+from .stored import require_runnable
 
 IDLE_READERS = 16
 """How many idle processes are kept that read files. Bundles that wait for their readers hold one
@@ -45,15 +45,14 @@ class PythonPipeline:
         what the function counts in long runs. Each `iteration` shuffles records of files in another
         way. Raises FailedPrecondition."""
         dataset = PythonDataset.FromString(stored)
-        require_versions(dataset)
-        self._is_built = is_built(dataset)
+        require_runnable(dataset)
         self._has_files = bool(dataset.files)
         self._sources = sources
-        self._processes = 1 if self._is_built else processes
+        self._processes = processes
         self._may_skip = may_skip
         self._totals = totals
         self._rules = FailureRules(
-            dataset.on_error, dataset.limit, dataset.timeout_s, where, self._is_built,
+            dataset.on_error, dataset.limit, dataset.timeout_s, where,
             lambda number: _path(dataset.files, number),
         )  # fmt: skip
         fork_server = fork_servers.of(dataset)
@@ -68,11 +67,8 @@ class PythonPipeline:
         self._children = Children(fork_server, stored, structure, most_idle)
 
     def run(self, feed: SplitFeed | None) -> PythonRun:
-        """Each split runs in one of the children, which share what the feed gives at once. A
-        dataset that the function builds runs in one child, which asks the feed for splits."""
+        """Each split runs in one of the children, which share what the feed gives at once."""
         may_skip = self._may_skip or _counted()
-        if self._is_built:
-            return BuiltRun(self._children, self._rules, feed, may_skip, self._totals)
         ranges = _parts(source_size(self._sources[0]), PARTS * self._processes)
 
         def next_range() -> SplitRange | None:
@@ -85,25 +81,23 @@ class PythonPipeline:
 
     def bundle(self, splits: SplitRange, *, number: int, seed: int, start: int = 0) -> PythonRun:
         """Seed and number determine what `random`, `numpy.random` and the function's pickled
-        generators draw; of a dataset that the function builds, TensorFlow's operations.
+        generators draw.
 
         What fails is left out, if that was registered and `may_skip` was given: the same, wherever
         the bundle runs. The end of its process ends the bundle.
         """
         require_bundle(self._sources, splits, start)
-        rules, may_skip = self._rules, self._may_skip or (lambda _: False)
+        may_skip = self._may_skip or (lambda _: False)
         ranges = iter([splits] if splits.count else [])
 
         def next_range() -> SplitRange | None:
             return next(ranges, None)
 
-        if self._is_built:
-            return BuiltBundle(self._children, rules, next_range, number, seed, start)
         drawn_by = f"{seed} {number}"
         if self._has_files:
             drawn_by += f" {splits.pass_number}"
         return PythonRun(
-            self._children, rules, next_range, may_skip, 1,
+            self._children, self._rules, next_range, may_skip, 1,
             bundle=number, seed=drawn_by, start=start,
         )  # fmt: skip
 

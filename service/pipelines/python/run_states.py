@@ -37,15 +37,11 @@ class FailureRules:
     limit: int
     timeout_s: float  # for an element; 0: none
     where: str  # the worker, for people
-    is_built: bool = False  # all elements count as one split, whose number means nothing
     path: Callable[[int], str] = str  # of a file, by its number
 
     def describe(self, at: ElementPlace) -> str:
         """The place in words, for people."""
-        if at.split < 0:
-            return "its start"
-        element = f"element {at.element}"
-        return element if self.is_built else f"split {at.split}, {element}"
+        return "its start" if at.split < 0 else f"split {at.split}, element {at.element}"
 
 
 class Begun(NamedTuple):

@@ -2,9 +2,7 @@
 
 The thread that reads `blocks` sends work to the children, as run_states.py decides. It polls their
 sockets and takes their blocks as they come. Another thread asks for splits, and for permission to
-skip one, because either may wait for a dispatcher. If a function builds a dataset, each source that
-its child asks about has a thread, too. Bundles of such a dataset run in one process, each over a
-connection of its own.
+skip one, because either may wait for a dispatcher.
 """
 
 from __future__ import annotations
@@ -15,29 +13,16 @@ import queue
 import select
 import threading
 import time
-from collections.abc import Callable, Generator, Hashable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 from ...blocks import Block
-from ...errors import ProtocolError
 from ...user_metrics import Totals
-from ..splits import MaySkip, SkipReport, SplitFeed, SplitRange
-from .child_connections import (
-    Asked,
-    AskedIfOver,
-    AskedToSkip,
-    BundleConnection,
-    BundleRequest,
-    ChildConnection,
-    Counted,
-    Died,
-    Failed,
-    Finished,
-    Received,
-)
-from .children import Children, PythonChild
+from ..splits import MaySkip, SkipReport, SplitRange
+from .child_connections import AskedToSkip, Counted, Died, Failed, Finished, PythonChild, Received
+from .children import Children
 from .run_states import (
     Answered,
     Ask,
@@ -61,17 +46,13 @@ log = logging.getLogger(__name__)
 
 NextRange = Callable[[], SplitRange | None]
 
-MAX_NAMES = 500
-"""Limit of split names in a message; names may be paths of files."""
-
 
 class Given(NamedTuple):
-    """The answer to a question of the process in a slot."""
+    """Whether the process in a slot may skip what it has asked to skip."""
 
     slot: int
-    child: ChildConnection  # of then
-    number: int
-    answer: SplitRange | bool | None
+    child: PythonChild  # of then
+    allowed: bool
 
 
 class PythonRun:
@@ -111,7 +92,7 @@ class PythonRun:
         self._limit = rules.limit
         self._looked_s = 0.0
         self._states = RunStates(rules, width, None if bundle is None else start)
-        self._busy: dict[int, ChildConnection] = {}  # by slot
+        self._busy: dict[int, PythonChild] = {}  # by slot
         self._idle: list[PythonChild] = []
 
     def cancel(self) -> None:
@@ -127,7 +108,7 @@ class PythonRun:
         finally:
             self._questions.stop()  # doesn't wait for answers
             for child in self._busy.values():
-                child.cancel()  # all of them before waiting for one
+                child.end()  # all of them before waiting for one
             while self._busy:
                 self._busy.popitem()[1].kill()
             idle, self._idle = self._idle, []
@@ -153,15 +134,13 @@ class PythonRun:
                     case Counted(behind, metrics):
                         self._totals.add(metrics)
                         self._handle(Came(slot, 0, behind))
-                    case Asked() | AskedIfOver() as asked:
-                        self._be_asked(slot, asked)
-                    case AskedToSkip() as asked_to_skip:
-                        self._be_asked_to_skip(slot, asked_to_skip)
+                    case AskedToSkip() as asked:
+                        self._be_asked_to_skip(slot, asked)
                     case Finished():
-                        self._rest(slot)
+                        self._idle.append(self._busy.pop(slot))
                         self._handle(Done(slot))
                     case Failed() as failure:
-                        self._rest(slot, failure)
+                        self._idle.append(self._busy.pop(slot))
                         self._handle(Broke(slot, failure))
                     case Died() as failure:
                         self._busy.pop(slot).kill()
@@ -172,18 +151,15 @@ class PythonRun:
                 else:
                     self._handle(answer)
 
-    def _be_asked(self, slot: int, asked: Asked | AskedIfOver) -> None:
-        raise ProtocolError(f"a function of splits has asked for splits: {asked}")
-
     def _be_asked_to_skip(self, slot: int, asked: AskedToSkip) -> None:
         report = SkipReport(*asked.at, asked.reason, self._limit, asked.records)
         child = self._busy[slot]
         self._asking[slot] = time.monotonic()
-        self._questions.ask("skips", lambda: Given(slot, child, 0, self._may_skip(report)))
+        self._questions.ask("skips", lambda: Given(slot, child, self._may_skip(report)))
 
     def _give(self, given: Given) -> None:
         if self._busy.get(given.slot) is given.child:
-            given.child.answer(given.number, given.answer)
+            given.child.answer(given.allowed)
         if (since_s := self._asking.pop(given.slot, None)) is not None:
             self._handle(Waited(time.monotonic() - since_s))
 
@@ -203,7 +179,7 @@ class PythonRun:
                 case EndLate(slot):
                     self._busy[slot].end()
                 case Ask():
-                    self._questions.ask(None, lambda: Granted(self._next_range()))
+                    self._questions.ask("splits", lambda: Granted(self._next_range()))
                 case SkipReport():
                     self._questions.ask("skips", partial(self._ask_to_skip, instruction))
                 case Made(splits):
@@ -214,16 +190,10 @@ class PythonRun:
     def _ask_to_skip(self, report: SkipReport) -> Answered:
         return Answered(self._may_skip(report))
 
-    def _begin(self, first: int, count: int, start: int) -> ChildConnection:
+    def _begin(self, first: int, count: int, start: int) -> PythonChild:
         child = self._free_child()
         child.run(first, count, start, self._seed, awaited=self._is_awaited)
         return child
-
-    def _rest(self, slot: int, failure: Failed | None = None) -> None:
-        """What the slot's process was asked for is over."""
-        child = self._busy.pop(slot)
-        assert isinstance(child, PythonChild)
-        self._idle.append(child)
 
     def _free_child(self) -> PythonChild:
         while self._idle:
@@ -247,113 +217,10 @@ class PythonRun:
         found = [s for s, child in self._busy.items() if not ready.isdisjoint(child.filenos())]
         if (now_s := time.monotonic()) - self._looked_s >= patience_s / 4 or not found:
             self._looked_s = now_s
-            self._handle(Looked({s: self._busy[s].at for s in self._working() - set(found)}))
+            # Those that ask to skip something wait for the worker.
+            silent = self._busy.keys() - self._asking.keys() - set(found)
+            self._handle(Looked({s: self._busy[s].at for s in silent}))
         return found
-
-    def _working(self) -> set[int]:
-        """The slots whose processes are not known to wait for the worker."""
-        return set(self._busy) - set(self._asking)
-
-
-class BuiltRun(PythonRun):
-    """A run of a dataset that the function builds, in one process."""
-
-    needs = 0
-
-    def __init__(
-        self,
-        children: Children,
-        rules: FailureRules,
-        feed: SplitFeed | None,
-        may_skip: MaySkip,
-        totals: Totals | None,
-    ) -> None:
-        """The process asks for splits of `feed`, unless that is None."""
-        whole = iter([SplitRange(0, 1, 0)])  # the whole dataset is one split
-        super().__init__(children, rules, lambda: next(whole, None), may_skip, 1, totals=totals)
-        self._feed = feed
-        self._rests: dict[int, tuple[int, SplitRange]] = {}  # by source: opening, splits left
-        self._unanswered = 0
-        self._waits_since_s = 0.0  # while questions are unanswered
-
-    def _begin(self, first: int, count: int, start: int) -> ChildConnection:
-        child = self._free_child()
-        child.build(asks=self._feed is not None)
-        return child
-
-    def _be_asked(self, slot: int, asked: Asked | AskedIfOver) -> None:
-        assert self._feed is not None
-        if isinstance(asked, AskedIfOver):
-            self._busy[slot].answer(asked.number, self._feed.is_over(asked.sources))
-            return
-        if not self._unanswered:
-            self._waits_since_s = time.monotonic()
-        self._unanswered += 1
-        child = self._busy[slot]
-        self._questions.ask(
-            asked.source, lambda: Given(slot, child, asked.number, self._next_splits(asked))
-        )
-
-    def _next_splits(self, asked: Asked) -> SplitRange | None:
-        """One thread for each source calls it."""
-        assert self._feed is not None
-        opening, splits = self._rests.pop(asked.source, (asked.opening, None))
-        if splits is None or opening != asked.opening:  # the child left that opening early
-            splits = self._feed.next_range(asked.source, asked.opening, asked.endless)
-        if splits is None or len(splits.names) <= MAX_NAMES:
-            return splits
-        first, names = splits.first, splits.names
-        self._rests[asked.source] = (
-            asked.opening,
-            replace(
-                splits,
-                first=first + MAX_NAMES,
-                count=splits.count - MAX_NAMES,
-                names=names[MAX_NAMES:],
-            ),
-        )
-        return replace(splits, count=MAX_NAMES, names=names[:MAX_NAMES])
-
-    def _give(self, given: Given) -> None:
-        self._unanswered -= 1
-        if not self._unanswered:
-            since_s = max(self._waits_since_s, self._took_s)  # the time before counted already
-            self._handle(Waited(time.monotonic() - since_s))
-        super()._give(given)
-
-    def _working(self) -> set[int]:
-        return set() if self._unanswered else super()._working()
-
-
-class BuiltBundle(PythonRun):
-    """A bundle of a dataset that the function builds, in a process that runs others beside it."""
-
-    def __init__(
-        self,
-        children: Children,
-        rules: FailureRules,
-        next_range: NextRange,
-        number: int,
-        seed: int,
-        start: int,
-    ) -> None:
-        super().__init__(
-            children, rules, next_range, lambda _: False, 1, bundle=number, start=start
-        )
-        self._drawn_by = number, seed
-
-    def _begin(self, first: int, count: int, start: int) -> ChildConnection:
-        connection = self._children.connection()
-        connection.begin(BundleRequest(first, count, *self._drawn_by, start))
-        return connection
-
-    def _rest(self, slot: int, failure: Failed | None = None) -> None:
-        connection = self._busy.pop(slot)
-        assert isinstance(connection, BundleConnection)
-        if failure is not None and failure.at.split < 0:  # it could not be opened there
-            connection.kill()
-        else:
-            self._children.keep(connection)
 
 
 class _Bell:
@@ -394,18 +261,18 @@ class _Questions:
 
     def __init__(self, bell: _Bell) -> None:
         self._bell = bell
-        self._asked: dict[Hashable, queue.SimpleQueue[Callable[[], Answer] | None]] = {}
+        self._asked: dict[str, queue.SimpleQueue[Callable[[], Answer] | None]] = {}
         self._answers: queue.SimpleQueue[Answer | BaseException] = queue.SimpleQueue()
         self._stopped = threading.Event()
 
-    def ask(self, who: Hashable, question: Callable[[], Answer]) -> None:
+    def ask(self, topic: str, question: Callable[[], Answer]) -> None:
         """Ask; `answers` yields the question's result once the bell has rung."""
-        if who not in self._asked:
-            questions = self._asked[who] = queue.SimpleQueue()
+        if topic not in self._asked:
+            questions = self._asked[topic] = queue.SimpleQueue()
             threading.Thread(
                 target=self._run, args=[questions], name="forebay-python-feed", daemon=True
             ).start()
-        self._asked[who].put(question)
+        self._asked[topic].put(question)
 
     def answers(self) -> Iterator[Answer]:
         """The available answers. Raises what the questions raise."""

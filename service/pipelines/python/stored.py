@@ -12,12 +12,6 @@ from ...proto.python_pb2 import PythonDataset
 log = logging.getLogger(__name__)
 
 
-def is_built(dataset: PythonDataset) -> bool:
-    """Whether the function builds a tf.data.Dataset; otherwise it is a function of splits, or
-    files."""
-    return not (dataset.splits or dataset.files)
-
-
 def python_version() -> str:
     """The Python version that pickled functions require."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -31,9 +25,14 @@ def package_version(name: str) -> str | None:
         return None
 
 
-def require_versions(dataset: PythonDataset) -> None:
+def require_runnable(dataset: PythonDataset) -> None:
     """Raises FailedPrecondition, with both versions, if this process's differ from those that the
     dataset was pickled with. Another cloudpickle of the same major version is a warning."""
+    if not (dataset.splits or dataset.files):
+        raise FailedPrecondition(
+            "the dataset is a function that builds a tf.data.Dataset, which workers no longer run: "
+            "register a function of splits"
+        )
     if dataset.function and dataset.python != python_version():
         raise FailedPrecondition(
             f"the dataset was registered by Python {dataset.python}, and this worker has Python "

@@ -6,7 +6,6 @@ the rest an `Evaluate` function runs TensorFlow (evaluate.py).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -76,38 +75,6 @@ def split_sources(graph: bytes, evaluate: Evaluate | None = None) -> list[Source
     for source in sources:
         source.splits.unleasable = cut_error(source.splits.unleasable)
     return sources
-
-
-def contents_of(graph: bytes) -> bytes:
-    """A digest of the constant tensors that a graph's sources slice. Sources with equal counts may
-    have another file as split n. Raises as split_sources does."""
-    parsed, digest = Graph(graph), hashlib.sha256()
-    for source in SourceWalk(parsed).sources:
-        for name in source.node.input:
-            if (made := parsed.producer(name)).op == "Const":
-                tensor = made.attr["value"].tensor
-                digest.update(tensor.SerializeToString(deterministic=True))
-    return digest.digest()
-
-
-def described(sources: Iterable[ev.SplitSource]) -> str:
-    """A short description for people: `sources of range(0, 9, 1) and 3 splits`."""
-    return f"sources of {' and '.join(map(_described, sources)) or 'nothing'}"
-
-
-def _described(source: ev.SplitSource) -> str:
-    said = f"{source_size(source)} splits"
-    match source.WhichOneof("source"):
-        case "arithmetic":
-            numbers = source.arithmetic
-            said = f"range({numbers.start}, {numbers.stop}, {numbers.step})"
-        case "endless":
-            said = "splits without an end"
-        case "saved_chunks":
-            said = f"the save at {source.saved_chunks.path}"
-    if source.HasField("leased_with"):
-        said += f" zipped with the one before ({source.leased_with})"
-    return said
 
 
 def require_splittable(sources: Iterable[ev.SplitSource], unsplittable: str = "") -> None:
