@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Sequence
+from typing import Self
 
 import apache_beam as beam
+import google_crc32c
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.portable_runner import PortableRunner
 from apache_beam.runners.runner import PipelineState
 
+from ...storage.tfrecord import frame
 from ..errors import ForebayError, InvalidArgument, PipelineError
 from ..pipelines.splits import SplitRange
-from .layout import shards_in
-from .new_shard import NewShard
-from .open_pipelines import enter
+from . import files
+from .layout import Plan, shards_in
+from .open_pipelines import open_pipeline
 from .records import Records, elements_of
 
 UNLISTED = {"DaskRunner": "apache_beam.runners.dask.dask_runner.DaskRunner"}
@@ -102,21 +105,21 @@ class WriteShard(beam.DoFn):  # type: ignore[misc]
 
     def setup(self) -> None:
         own_process = self._caller != _this_process()
-        self._entered = enter(self._directory, self._op_libraries, own_process=own_process)
+        self._opened = open_pipeline(self._directory, self._op_libraries, own_process=own_process)
 
     def process(self, number: int) -> None:
-        plan = self._entered.plan
+        plan, _ = self._opened
         prefix = plan.prefix(number)
         if number not in shards_in(self._directory, plan, prefix=prefix).whole:
             self._write(number)
 
     def teardown(self) -> None:
-        if hasattr(self, "_entered"):
-            self._entered.leave()
-            del self._entered
+        if hasattr(self, "_opened"):
+            self._opened[1].close()
+            del self._opened
 
     def _write(self, number: int) -> None:
-        plan, pipeline = self._entered.plan, self._entered.pipeline
+        plan, pipeline = self._opened
         first, count = plan.bundle(number)
         run = pipeline.bundle(SplitRange(first, count, 0), number=number, seed=plan.seed)
         try:
@@ -131,6 +134,40 @@ class WriteShard(beam.DoFn):  # type: ignore[misc]
             raise RuntimeError(
                 f"{FAILED}{number} (splits {first} to {first + count - 1}): {said}"
             ) from error
+
+
+class NewShard:
+    """Takes records, and frames each as a TFRecord.
+
+    A context manager: it publishes the shard at the end of its block, and discards it if the block
+    raises.
+    """
+
+    def __init__(self, directory: str, owner: str, plan: Plan, number: int) -> None:
+        """Its temporary name begins with `owner`. Raises Unavailable."""
+        self._file = files.NewFile(directory, owner)
+        self._plan = plan
+        self._number = number
+        self._elements = self._bytes = self._checksum = 0
+
+    def add(self, record: bytes) -> None:
+        """Append an element. Raises Unavailable."""
+        data = frame(record)
+        self._file.write(data)
+        self._elements += 1
+        self._bytes += len(data)
+        self._checksum = google_crc32c.extend(self._checksum, data)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        with self._file:
+            if kind is None:
+                name = self._plan.shard_name(
+                    self._number, self._elements, self._bytes, self._checksum
+                )
+                self._file.publish(name, replace=False)
 
 
 def _this_process() -> tuple[str, int]:

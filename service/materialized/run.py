@@ -23,7 +23,6 @@ from .layout import (
     read_plan,
     shards_in,
 )
-from .open_pipelines import close_idle
 from .pipeline import WriteShard, pipeline_of, write_shards
 from .records import names_of
 
@@ -108,10 +107,7 @@ def materialize(
     if missing:
         log.info("%d of %d shards are to be written", len(missing), plan.shards)
         write = WriteShard(directory, op_libraries)
-        try:
-            write_shards(pipeline, write, missing)
-        finally:
-            close_idle()
+        write_shards(pipeline, write, missing)
         left_over += files.listed(directory, f"{files.TEMPORARY}{write.name}")
     return _finished(directory, plan, len(missing), left_over)
 

@@ -7,31 +7,31 @@ import os
 import pathlib
 import pickle
 import random
+import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
 import cloudpickle
 import numpy as np
 import pytest
+import tensorflow as tf
 from apache_beam.io import fileio
 from apache_beam.metrics import Metrics
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from forebay.service.errors import InvalidArgument
+from forebay.service.errors import InvalidArgument, PipelineError
 from forebay.service.pipelines.beam.chain import Chain
 from forebay.service.pipelines.beam.translation import translate
 from forebay.service.pipelines.kinds.beam import beam_dataset
-from forebay.service.pipelines.kinds.functions import (
-    request_of,
-)
+from forebay.service.pipelines.kinds.functions import request_of
 from forebay.service.pipelines.python.pipeline import PythonPipeline
 from forebay.service.proto import metrics_pb2 as pb
 from forebay.service.user_metrics import MAX_METRICS, Totals, counter, distribution, shown
 
-from .functions import INT, numbers
+from .functions import INT, numbers, pipeline_of
 from .test_beam import split
 
 log: list[str] = []
@@ -329,3 +329,37 @@ def test_a_teardown_that_raises_hides_nothing(caplog: pytest.LogCaptureFixture) 
         translate(twice).chain.run_bundle(split(-1), lambda _: None)
     assert log[-2:] == ["teardown", "teardown"]
     assert "the teardown of 'ParDo(Untidy)' raised" in caplog.text
+
+
+CHANGES: dict[str, Callable[[pathlib.Path], object]] = {
+    "vanished": pathlib.Path.unlink,
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:-3]),
+    "broken": lambda file: file.write_bytes(file.read_bytes()[:-6] + b"!!!!!!"),
+}
+
+
+@pytest.mark.parametrize("all_of_them", [False, True], ids=["read", "read all"])
+def test_a_file_that_has_gone_or_breaks_is_named(tmp_path: pathlib.Path, all_of_them: bool) -> None:
+    """With the worker; and all elements before came."""
+    for how, change in CHANGES.items():
+        file = tmp_path / f"{how}.tfrecord"
+        with tf.io.TFRecordWriter(str(file)) as records:
+            for n in range(3):
+                records.write(b"%d" % n)
+        p = beam.Pipeline()
+        if all_of_them:
+            found = p | beam.Create([str(file)]) | beam.io.ReadAllFromTFRecord()
+        else:
+            found = p | beam.io.ReadFromTFRecord(str(file))
+        chain, splits = translate(found | beam.Map(int))
+        change(file)
+        came: list[int] = []
+        with (
+            contextlib.closing(pipeline_of(chain, splits, packages=["apache-beam"])) as pipeline,
+            pytest.raises(
+                PipelineError, match=rf"(?s)worker w:1: split 0, .*{re.escape(str(file))}"
+            ),
+        ):
+            for block in pipeline.run(None).blocks():
+                came += numbers(iter([block]))
+        assert came == ([] if how == "vanished" else [0, 1])

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pathlib
 import re
-import resource
-import socket
 import struct
 import tarfile
 from typing import Any
@@ -684,41 +681,6 @@ def test_arrays_of_another_dtype_or_rank_are_never_cast(
         )
         with pytest.raises(ForebayError, match=r"1\.mds .*(float32|2 dimensions)"):
             all_of(request)
-
-
-def test_files_are_read_with_few_descriptors(
-    register: Register, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a process that has other files open, too: those that are open are closed for others."""
-    records = written("tfrecord", tmp_path, [2] * 30)
-    request = register(tmp_path, shuffle_records=True, split_records=100)
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(map(int, os.listdir("/proc/self/fd")))
-    monkeypatch.setattr(open_files, "OTHER_DESCRIPTORS", 0)
-    taken: list[int] = []
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + 16, before[1]))
-        made = opened(request)
-        _take_descriptors(taken, but=16)
-        found = [one for block in made.blocks(0) for one in block.components[0].elements()]
-        assert len(made._ranges.files) < 8
-        socket.socket().close()
-        made.close()
-        _take_descriptors(taken, but=0)
-        with pytest.raises(FailedPrecondition, match="Too many open files"):
-            [*made.blocks(0)]
-    finally:
-        [*map(os.close, taken)]
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert sorted(found) == sorted(records)
-
-
-def _take_descriptors(taken: list[int], but: int) -> None:
-    with contextlib.suppress(OSError):
-        while True:
-            taken.append(os.open(os.devnull, os.O_RDONLY))
-    for _ in range(but):
-        os.close(taken.pop())
 
 
 def test_a_split_that_is_had_computes_nothing_again(

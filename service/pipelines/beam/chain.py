@@ -28,7 +28,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 from ... import generators, pickles, user_metrics
 from ...errors import InvalidArgument
 from ...proto import metrics_pb2 as pb
-from . import internals, tfrecords
+from . import internals
 
 log = logging.getLogger(__name__)
 
@@ -263,10 +263,7 @@ class _Read(core.DoFn):  # type: ignore[misc]
 
     def process(self, read: tuple[Any, Any]) -> Any:
         _, restriction = read
-        source = restriction.source()
-        if (found := internals.tfrecord_file(source)) is not None:
-            return tfrecords.records(*found)
-        return source.read(restriction.range_tracker())
+        return restriction.source().read(restriction.range_tracker())
 
 
 class _Metrics:

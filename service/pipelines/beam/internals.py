@@ -5,10 +5,10 @@ tests/pipelines/test_beam.py compares what is made of them with Beam's own runne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
-from apache_beam.io import filebasedsource, iobase, tfrecordio
+from apache_beam.io import filebasedsource, iobase
 from apache_beam.pvalue import AsSideInput
 from apache_beam.transforms.core import DoFn
 
@@ -36,25 +36,6 @@ def file_read(source: iobase.BoundedSource) -> str | None:
     if isinstance(source, filebasedsource._SingleFileSource):
         return str(source._file_name)
     return None
-
-
-TFRecordSource: TypeAlias = tfrecordio._TFRecordSource
-"""A source of TFRecord files."""
-
-
-def tfrecord_file(source: iobase.BoundedSource) -> tuple[TFRecordSource, str] | None:
-    """The source and path of a single TFRecord file; None for others and for derived classes."""
-    if isinstance(source, filebasedsource._SingleFileSource):
-        whole = source._file_based_source
-        if type(whole) is TFRecordSource:
-            return whole, str(source._file_name)
-    return None
-
-
-def tfrecord_decoder(source: TFRecordSource) -> Callable[[bytes], Any]:
-    """The function that decodes the source's records."""
-    decode: Callable[[bytes], Any] = source._coder.decode
-    return decode
 
 
 def has_batches(fn: DoFn) -> bool:

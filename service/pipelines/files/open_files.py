@@ -9,7 +9,7 @@ import resource
 from collections import OrderedDict
 
 from ....storage.errors import Corrupt
-from ...errors import FailedPrecondition, ForebayError
+from ...errors import FailedPrecondition
 from . import manifest
 from .formats import Damaged, RecordFile
 from .known_formats import FORMATS
@@ -19,7 +19,7 @@ MOST_OPEN = 4096
 """Files that are open at a time, if the process may have so many descriptors. To open one anew for
 each few records took ten times as long as to read them."""
 
-OTHER_DESCRIPTORS = 64
+OTHER_DESCRIPTORS = 256
 """For what else the process has open. A file costs two descriptors, if it has an index."""
 
 
@@ -31,10 +31,6 @@ class OpenFiles:
         self._open: OrderedDict[int, RecordFile] = OrderedDict()  # used last: at the end
         self.used: memoryview | list[int] = [-1]  # its number, if the process ends of it
         self._limit()
-
-    def __len__(self) -> int:
-        """How many are open."""
-        return len(self._open)
 
     def raise_limit(self) -> None:
         """Of the process's descriptors, as far as it may."""
@@ -48,8 +44,7 @@ class OpenFiles:
     def _limit(self) -> None:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         room = (soft - OTHER_DESCRIPTORS) // 2
-        self.most = MOST_OPEN if soft == resource.RLIM_INFINITY else min(MOST_OPEN, room)
-        self.most = max(1, self.most)
+        self._most = MOST_OPEN if soft == resource.RLIM_INFINITY else max(1, min(MOST_OPEN, room))
 
     def __getitem__(self, number: int) -> RecordFile:
         """Checked as it is opened. Raises FailedPrecondition, Corrupt."""
@@ -57,16 +52,9 @@ class OpenFiles:
         if number in self._open:
             self._open.move_to_end(number)
             return self._open[number]
-        self.close_all_but(self.most - 1)
-        while True:
-            try:
-                file = self._open[number] = self._opened(self._manifest.files[number])
-                return file
-            except ForebayError as error:
-                if not self._open or not _lacks_descriptors(error):
-                    raise
-                self.most = max(1, len(self._open) // 2)
-                self.close_all_but(self.most - 1)
+        self.close_all_but(self._most - 1)
+        file = self._open[number] = self._opened(self._manifest.files[number])
+        return file
 
     def _opened(self, entry: manifest.FileEntry) -> RecordFile:
         """Raises FailedPrecondition, Corrupt."""
@@ -76,18 +64,9 @@ class OpenFiles:
             if entry.values:
                 return Partitioned(file, self._manifest.structure, entry.values)
             return file
-        except (OSError, Damaged, FailedPrecondition) as error:
-            if _lacks_descriptors(error):
-                raise FailedPrecondition(
-                    f"{entry.path} cannot be opened, {os.strerror(errno.EMFILE)}: raise "
-                    "`ulimit -n` of the process"
-                ) from error
-            if isinstance(error, FailedPrecondition):
-                raise
-            said = f"{entry.path} cannot be opened: {error}"
-            if of_the_system(error):
-                raise FailedPrecondition(said) from error
-            raise Corrupt(said) from error
+        except (OSError, Damaged) as error:
+            kind = FailedPrecondition if of_the_system(error) else Corrupt
+            raise kind(f"{entry.path} cannot be opened: {error}") from error
 
     def pop(self, number: int) -> RecordFile:
         """An open file, which the caller closes."""
@@ -109,12 +88,3 @@ def of_the_system(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno):
         return True
     return any(said in str(error) for said in _OF_THE_SYSTEM)
-
-
-def _lacks_descriptors(error: BaseException | None) -> bool:
-    """Also if a library has said it in words, or an error came of another."""
-    while error is not None:
-        if getattr(error, "errno", None) == errno.ENFILE or os.strerror(errno.EMFILE) in str(error):
-            return True
-        error = error.__cause__
-    return False

@@ -50,19 +50,17 @@ class TfDataPipeline:
         *,
         element_spec: Any = None,
         compressed: bool = False,
-        block_bytes: int = BLOCK_BYTES,
     ) -> None:
         """`sources` are the registered ones, for bundles; a long run uses its feed's."""
         self._graph = graph
         self._explained = partial(naming_files, graph)
         self._sources = sources
-        self._layout = element_spec, compressed, block_bytes
+        self._layout = element_spec, compressed
         self._key = (
             hashlib.sha256(graph).digest(),
             None if element_spec is None else structure.encode(element_spec),
             None if element_spec is None else tuple(component_specs(element_spec)),
             compressed,
-            block_bytes,
         )
         self._lock = threading.Lock()
         self._bundles: _Bundles | None = None
@@ -73,7 +71,7 @@ class TfDataPipeline:
         registered = None if feed is None else feed.sources
 
         def make() -> RunTrace:
-            return self._trace(RunTrace, TracedGraph(self._graph, registered))
+            return self._trace(RunTrace, TracedGraph(self._graph, registered), BLOCK_BYTES)
 
         trace, loaded, release = self._load(registered, make, lambda trace: trace.load(feed))
         source = LongRun(trace, loaded, release)
@@ -119,11 +117,10 @@ class TfDataPipeline:
         self,
         kind: Callable[..., T],
         graph: TracedGraph | BundleGraph,
-        most_bytes: int = BLOCK_BYTES,
+        block_bytes: int,
     ) -> T:
-        element_spec, compressed, block_bytes = self._layout
         try:
-            return kind(graph, element_spec, compressed, min(block_bytes, most_bytes))
+            return kind(graph, *self._layout, block_bytes)
         except BaseException:
             graph.close()
             raise
