@@ -246,12 +246,11 @@ def doubts_of(
     ]
 
 
+EVALUATE_S = 120
+
+
 def evaluate_in_subprocess(
-    graph: bytes,
-    names: Sequence[str],
-    *,
-    op_libraries: Sequence[str] = (),
-    timeout_s: float = 120,
+    graph: bytes, names: Sequence[str], *, op_libraries: Sequence[str] = ()
 ) -> list[TensorFacts]:
     """An `Evaluate` that runs TensorFlow in a separate process, and waits for it.
 
@@ -261,10 +260,10 @@ def evaluate_in_subprocess(
     libraries = json.dumps(list(op_libraries))
     command = tied(forebay("service.pipelines.tf_data.evaluate", libraries, *names))
     try:
-        done = subprocess.run(command, input=graph, capture_output=True, timeout=timeout_s)
+        done = subprocess.run(command, input=graph, capture_output=True, timeout=EVALUATE_S)
     except subprocess.TimeoutExpired as error:
         raise InvalidGraph(
-            f"the tensors {list(names)} of the graph were not computed within {timeout_s:g} s"
+            f"the tensors {list(names)} of the graph were not computed within {EVALUATE_S} s"
         ) from error
     if done.returncode:
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]

@@ -33,7 +33,7 @@ def test_what_is_no_dataset_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
         register_dataset("localhost:1", [1, 2, 3])
     monkeypatch.setattr(registration, "has_tensorflow", lambda: False)
     with pytest.raises(FailedPrecondition, match=r"no TensorFlow: pip install '\.\[tensorflow\]'"):
-        register_dataset("localhost:1", lambda: None)
+        register_dataset("localhost:1", "/a/directory")
 
 
 @pytest.mark.parametrize(

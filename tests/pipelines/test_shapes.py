@@ -20,9 +20,9 @@ from forebay.service.errors import InvalidArgument, PipelineError
 from forebay.service.pipelines import PythonRules, SplitRange, open_pipeline
 from forebay.service.pipelines.kinds.functions import (
     definition,
-    described,
     python_dataset,
     request_of,
+    structure_of,
 )
 from forebay.service.pipelines.python.given_specs import structure_of_spec
 from forebay.service.pipelines.python.inferred import element_spec_of
@@ -80,8 +80,7 @@ def images(split: int) -> Any:
 def test_several_splits_say_which_dimensions_differ() -> None:
     def shapes(function: Any, splits: Any) -> Any:
         dataset = python_dataset(splits)(function)
-        structure, _ = described(request_of(dataset, splits), dataset)
-        return json.loads(structure)
+        return json.loads(structure_of(request_of(dataset, splits), dataset))
 
     leaf = {"tensor": "int64"}
     boxes = leaf | {"shape": [2]}

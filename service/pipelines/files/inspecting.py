@@ -1,14 +1,13 @@
 """In a child: looks at files with a library in C++, for who registers them.
 
-It gets a path and answers with its facts, one file after another: each message is MessagePack
-behind its length (u32).
+It gets a path and answers with its facts, one file after another. Messages are MessagePack.
 """
 
 from __future__ import annotations
 
 import socket
-import struct
-from typing import Any, BinaryIO
+from multiprocessing.connection import Connection
+from typing import Any
 
 import msgspec
 
@@ -16,7 +15,6 @@ from ...errors import FailedPrecondition, InvalidArgument
 from .formats import Damaged, Options
 from .known_formats import FORMATS
 
-_LENGTH = struct.Struct("<I")
 _MOST_BYTES = 64 << 20  # of a message
 
 ERRORS = {kind.__name__: kind for kind in (Damaged, InvalidArgument, FailedPrecondition)}
@@ -24,11 +22,11 @@ ERRORS = {kind.__name__: kind for kind in (Damaged, InvalidArgument, FailedPreco
 
 def serve(connection: socket.socket) -> None:
     """In the child: until the registration has ended."""
-    stream: Any = connection.makefile("rwb")
-    of, options = received(stream)
-    send(stream, "begun")
-    while (path := received(stream)) is not None:
-        send(stream, _answer(of, options, path))
+    channel = Connection(connection.detach())
+    of, options = received(channel)
+    send(channel, "begun")
+    while (path := received(channel)) is not None:
+        send(channel, _answer(of, options, path))
 
 
 def _answer(of: str, options: Options, path: str) -> list[Any]:
@@ -47,15 +45,14 @@ def _answer(of: str, options: Options, path: str) -> list[Any]:
         return ["error", Damaged.__name__, f"{type(error).__name__}: {error}"]
 
 
-def send(stream: BinaryIO, message: Any) -> None:
-    data = msgspec.msgpack.encode(message)
-    stream.write(_LENGTH.pack(len(data)) + data)
-    stream.flush()
+def send(channel: Connection, message: Any) -> None:
+    """Raises OSError."""
+    channel.send_bytes(msgspec.msgpack.encode(message))
 
 
-def received(stream: BinaryIO) -> Any:
+def received(channel: Connection) -> Any:
     """None at the end. Raises OSError."""
-    head = stream.read(_LENGTH.size)
-    size = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else _MOST_BYTES + 1
-    data = stream.read(size) if size <= _MOST_BYTES else b""
-    return msgspec.msgpack.decode(data) if len(data) == size else None
+    try:
+        return msgspec.msgpack.decode(channel.recv_bytes(_MOST_BYTES))
+    except EOFError:
+        return None

@@ -10,6 +10,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from typing import Any
 
 from ...errors import FailedPrecondition
@@ -44,7 +45,7 @@ class FileInspector:
     def __init__(self, of: str, options: Options) -> None:
         self._of, self._options = of, options
         self._kept = contextlib.ExitStack()
-        self._stream: Any = None
+        self._channel: Connection | None = None
         self._control: socket.socket
 
     def facts(self, path: str) -> Facts:
@@ -52,11 +53,11 @@ class FileInspector:
         library is not installed."""
         if not FORMATS[self._of].is_native:
             return FORMATS[self._of].inspect(path, self._options)
-        if self._stream is None:
-            self._start()
+        if self._channel is None:
+            self._channel = self._started()
         try:
-            send(self._stream, path)
-            told = received(self._stream)
+            send(self._channel, path)
+            told = received(self._channel)
         except OSError:  # the process has ended
             told = None
         match told:
@@ -71,20 +72,19 @@ class FileInspector:
             "memory was short. Write it again, or leave it out"
         )
 
-    def _start(self) -> None:
+    def _started(self) -> Connection:
         """Raises FailedPrecondition, OverflowError."""
         fill = self._options.get("fill", {})
         large = {name: float(value) for name, value in fill.items() if _is_large(value)}
         about = [self._of, {**self._options, "fill": fill | large}]
         self._kept.enter_context(fork_server_kept())
         ours, theirs = socket.socketpair()
-        self._kept.enter_context(ours)
+        channel = self._kept.enter_context(Connection(ours.detach()))
         try:
             with theirs:
                 self._control = self._kept.enter_context(_fork_server.fork(theirs))
-            self._stream = self._kept.enter_context(ours.makefile("rwb"))
-            send(self._stream, about)
-            answer = received(self._stream)
+            send(channel, about)
+            answer = received(channel)
         except OSError as error:
             raise FailedPrecondition(
                 f"no process can be started to look at files: {error}"
@@ -93,6 +93,7 @@ class FileInspector:
             raise FailedPrecondition(
                 f"the process that looks at files has not started: {ended(self._control)}"
             )
+        return channel
 
     def close(self) -> None:
         self._kept.close()

@@ -7,7 +7,6 @@ import glob
 import inspect
 import itertools
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -206,33 +205,20 @@ def definition(dataset: PythonDataset) -> pb.RegisterDatasetRequest:
     """What is registered of a function of splits. Without an element_spec, calls the function.
     Raises InvalidArgument, and the function's errors."""
     request = request_of(dataset, listed(dataset.splits))
-    request.structure, element_spec = described(request, dataset)
-    request.metadata = encode_metadata(element_spec, UNKNOWN_CARDINALITY)
+    request.structure = structure_of(request, dataset)
+    request.metadata = encode_metadata(element_spec_of(request.structure), UNKNOWN_CARDINALITY)
     return request
 
 
-def described(request: pb.RegisterDatasetRequest, dataset: PythonDataset) -> tuple[str, bytes]:
-    """The structure and TensorFlow's element_spec of what the function yields."""
-    if dataset.element_spec is None:
-        structure = inferred(first_elements(request))
-        require_expressible(structure)
-        structure = widened(request, structure, dataset.function)
-    elif (given := _of_tensorflow(dataset.element_spec)) is not None:
-        require_expressible(given[0])
-        return given
-    else:
+def structure_of(request: pb.RegisterDatasetRequest, dataset: PythonDataset) -> str:
+    """The structure of what the function yields."""
+    if dataset.element_spec is not None:
         structure = structure_of_spec(dataset.element_spec)
         require_expressible(structure)
-    return structure, element_spec_of(structure)
-
-
-def _of_tensorflow(element_spec: Any) -> tuple[str, bytes] | None:
-    """The structure and the element_spec, if that is given in TensorFlow's words."""
-    if "tensorflow" not in sys.modules:
-        return None
-    from ..tf_data.element_specs import described_by_type_specs
-
-    return described_by_type_specs(element_spec)
+        return structure
+    structure = inferred(first_elements(request))
+    require_expressible(structure)
+    return widened(request, structure, dataset.function)
 
 
 def require_expressible(structure: str) -> None:

@@ -27,7 +27,7 @@ def structure_of_spec(spec: Any) -> str:
 
 
 def _node(spec: Any, path: str) -> Node:
-    if spec is None:
+    if spec is None or type(spec).__name__ == "NoneTensorSpec":
         return {"none": True}
     if isinstance(spec, Mapping):
         if odd := [key for key in spec if not is_unicode(key)]:

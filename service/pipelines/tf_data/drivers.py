@@ -108,7 +108,12 @@ def _not_ended(drivers: Sequence[Driver]) -> list[Driver]:
 
 
 class LongRun:
-    """Drives one run of a loaded graph."""
+    """Drives one run of a loaded graph.
+
+    `per_element` is how many splits an element is of, if `passed` calls SplitRange.made, or 0.
+    `passed` is told of yielded elements once their reader asks for more. `begun` says which splits'
+    elements it may be making.
+    """
 
     def __init__(self, trace: RunTrace, loaded: LoadedGraph, release: Callable[[], None]) -> None:
         self.trace = trace
@@ -119,6 +124,8 @@ class LongRun:
         self.per_element, self.passed, self.begun = loaded.per_element, loaded.passed, loaded.begun
 
     def begin(self, queues: list[OwnedQueue]) -> Driver:
+        """Have a driver fill the queues. At the end of the pipeline it closes the first queue and
+        uses none any more. Raises PipelineError."""
         handles = [queue.handle for queue in queues]
 
         def drive(stop: OwnedQueue) -> None:
@@ -128,12 +135,15 @@ class LongRun:
         return self._driver
 
     def end(self, driver: Driver, *, complete: bool) -> None:
+        """The run is over; `complete` if it was read to its end. If so, nobody uses its queues
+        once this returns; otherwise once the driver has ended."""
         if not complete:  # else its pipeline has ended
             self._loaded.cancel()
             end([driver])
         self._variant = None
 
     def release(self) -> None:
+        """Called once, last, even if the run never began."""
         if self._driver is None:
             self._release()
         else:
@@ -223,7 +233,7 @@ class BundleDrivers:
 
 
 class DrivenBundle:
-    """Drives one bundle."""
+    """Drives one bundle, as LongRun does a run."""
 
     per_element = 0
 

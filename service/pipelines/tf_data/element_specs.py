@@ -196,15 +196,6 @@ def encode_element_spec(element_spec: Spec) -> bytes:
     return bytes(encoded.SerializeToString(deterministic=True))  # else dicts have a random order
 
 
-def described_by_type_specs(element_spec: Spec) -> tuple[str, bytes] | None:
-    """The structure, and the element_spec encoded; None if it is not given in TensorFlow's
-    words. Raises UnsupportedElement."""
-    leaves = [leaf for leaf in tf.nest.flatten(element_spec) if leaf is not None]
-    if not leaves or not all(isinstance(leaf, tf.TypeSpec) for leaf in leaves):
-        return None
-    return structure.encode(element_spec), encode_element_spec(element_spec)
-
-
 def decode_element_spec(data: bytes) -> Spec:
     """The spec; None in it becomes NoneTensorSpec, as in a dataset."""
     spec = nested_structure_coder.decode_proto(struct_pb2.StructuredValue.FromString(data))

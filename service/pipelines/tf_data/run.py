@@ -11,15 +11,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
 from ...blocks import Block, Component
 from ...errors import PipelineError
 from .columns import reshaped
-from .drivers import Driver
-from .queues import OwnedQueue
+from .drivers import DrivenBundle, Driver, LongRun
 from .split_files import Begun
 from .traces import LARGE_BYTES, MAX_BLOCK_ELEMENTS, QUANTUM_BYTES, Trace
 
@@ -32,36 +31,13 @@ POLL_S = 0.001  # the first pause; each pause is twice as long as the one before
 Tensor = Any
 
 
-class DriverSource(Protocol):
-    """Provides the driver of a run."""
-
-    per_element: int  # how many splits an element is of, if `passed` calls SplitRange.made; or 0
-
-    def passed(self, elements: int) -> None:
-        """So many more elements were yielded, and their reader asks for more."""
-
-    def begun(self) -> Begun:
-        """The splits whose elements it may be making."""
-
-    def begin(self, queues: list[OwnedQueue]) -> Driver:
-        """Have a driver fill the queues. At the end of the pipeline it closes the first queue and
-        uses none any more. Raises PipelineError."""
-
-    def end(self, driver: Driver, *, complete: bool) -> None:
-        """The run is over; `complete` if it was read to its end. If so, nobody uses its queues
-        once this returns; otherwise once the driver has ended."""
-
-    def release(self) -> None:
-        """Called once, last, even if the run never began."""
-
-
 class TfDataRun:
     """One run: the queue between a pipeline and `blocks`."""
 
     def __init__(
         self,
         trace: Trace,
-        source: DriverSource,
+        source: LongRun | DrivenBundle,
         bundle: int | None = None,
         start: int = 0,
         explained: Callable[[PipelineError, Begun], PipelineError] = lambda error, _: error,
