@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import re
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,16 +16,15 @@ from tensorflow.python.client import pywrap_tf_session as c_api
 from forebay.service.pipelines import Pipeline, SplitRange
 from forebay.service.pipelines.definitions import nondeterministic, require_bundles
 from forebay.service.pipelines.tf_data import pipeline as tf_data
+from forebay.service.pipelines.tf_data.bundles import run_in_calling_thread
 from forebay.service.pipelines.tf_data.graphs import Graph, all_nodes
 from forebay.service.pipelines.tf_data.imports import graph_of
-from forebay.service.pipelines.tf_data.map_functions import run_in_calling_thread
 from forebay.service.pipelines.tf_data.pipeline import BUNDLE_BLOCK_BYTES, TfDataPipeline
 from forebay.service.pipelines.tf_data.source_walk import NotSplittable, kind_of
 from forebay.service.pipelines.tf_data.split_sources import begun_anew, split_sources
 from forebay.service.pipelines.tf_data.traces import QUEUE_BLOCKS, Traces
 from forebay.service.proto import graph_pb2
 
-from .. import forks
 from .contract import SPLITS, PipelineContract, Step, elements_of
 from .pipelines import Dataset, count, plain, slices
 
@@ -201,39 +196,6 @@ def test_a_table_serves_all_bundles(monkeypatch: pytest.MonkeyPatch) -> None:
         blocks = pipeline.bundle(SplitRange(0, 3, 0), number=0, seed=0).blocks()
         assert elements_of(blocks) == [(7,), (14,), (-1,)]
     pipeline.close()
-
-
-def test_another_process_has_the_same_elements() -> None:
-    script = """
-        import base64, sys
-
-        import tensorflow as tf
-
-        from forebay.service.pipelines import SplitRange
-        from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
-
-        pipeline = TfDataPipeline(base64.b64decode(sys.argv[1]))
-        for number in map(int, sys.argv[2:]):
-            run = pipeline.bundle(SplitRange(10 * number, 10, 0), number=number, seed=1)
-            read = [c.values.tobytes() for b in run.blocks() for c in b.components]
-            print(number, b"".join(read).hex())
-        pipeline.close()
-        """
-    dataset = (
-        count(99)
-        .shuffle(5)
-        .map(lambda x: float_of(x) + tf.random.uniform([2]), num_parallel_calls=4)
-    )
-    graph = base64.b64encode(graph_of(dataset)).decode()
-    arguments = ["-c", textwrap.dedent(script), graph]
-    one = subprocess.run(
-        [sys.executable, *arguments, "0", "1", "2"], capture_output=True, text=True, timeout=110
-    )
-    other = forks.run([*arguments, "2", "0", "2", "1"])
-    assert one.returncode == other.returncode == 0, one.stderr + other.stderr
-    printed = [run.stdout.splitlines() for run in (one, other)]
-    assert len(set(printed[0])) == 3
-    assert set(printed[0]) == set(printed[1])
 
 
 def test_a_bundle_makes_a_few_blocks_ahead_of_small_elements_whose_sizes_vary() -> None:

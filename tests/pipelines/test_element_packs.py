@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from forebay.service.errors import PipelineError
 from forebay.service.pipelines import SplitRange
 from forebay.service.pipelines.tf_data.element_packs import (
     MAX_PACK_ELEMENTS,
@@ -88,37 +86,6 @@ def test_dtypes_that_tensorflow_cannot_batch_are_read(
     blocks = pipeline.run(None).blocks()
     found = [np.asarray(block.components[0].values).astype(int).ravel() for block in blocks]
     assert np.concatenate(found).tolist() == [1, 2, 3]
-
-
-def test_records_before_a_missing_file_are_delivered(tmp_path: pathlib.Path) -> None:
-    path = str(tmp_path / "records")
-    with tf.io.TFRecordWriter(path) as writer:
-        for number in range(10):
-            writer.write(b"%d" % number)
-    dataset = tf.data.TFRecordDataset([path, path + " that is not there"])
-    executor = TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec).run(None)
-    read: list[bytes] = []
-    with pytest.raises(PipelineError, match=r"NOT_FOUND: [^{]*that is not there"):
-        for block in executor.blocks():
-            read += block.components[0].elements()
-    assert read == [b"%d" % number for number in range(10)]
-
-
-def test_records_come_back_in_their_order(tmp_path: pathlib.Path) -> None:
-    records = [b"%d" % i * (i % 700) for i in range(1000)]
-    path = str(tmp_path / "records")
-    with tf.io.TFRecordWriter(path) as writer:
-        for record in records:
-            writer.write(record)
-    dataset = Dataset.zip(Dataset.range(1000), tf.data.TFRecordDataset([path]))
-    executor = TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec).run(None)
-    numbers, texts = [], []
-    for block in executor.blocks():
-        numbers += list(block.components[0].elements())
-        texts += list(block.components[1].elements())
-        assert len(texts) == len(numbers)
-    assert numbers == list(range(1000))
-    assert texts == records
 
 
 def test_what_is_there_when_splits_run_dry_waits_for_no_more_than_a_pack() -> None:

@@ -24,7 +24,6 @@ from forebay.service.pipelines.tf_data.source_walk import NotSplittable
 from forebay.service.pipelines.tf_data.split_sources import split_sources
 from forebay.service.proto import graph_pb2 as pb
 
-from .. import forks
 from ..tfds_digits import prepared
 from .pipelines import Dataset, count, slices
 
@@ -259,19 +258,6 @@ def test_pipelines_built_twice_have_one_fingerprint_and_others_have_others() -> 
     first = fingerprints()
     assert fingerprints() == first
     assert len(set(first)) == len(PIPELINES)
-
-
-def test_the_same_pipeline_in_another_process_has_the_same_fingerprint() -> None:
-    code = (
-        "import tensorflow as tf\n"
-        "from forebay.service.pipelines.tf_data.imports import graph_of\n"
-        "from forebay.service.pipelines.tf_data.canonical import fingerprint\n"
-        "for _ in range(3): dataset = tf.data.Dataset.range(9).map(lambda x: x + 1).shuffle(3)\n"
-        "print(fingerprint(graph_of(dataset)))"
-    )
-    there = forks.run(["-c", code], timeout_s=60)
-    dataset = count(9).map(lambda x: x + 1).shuffle(3)
-    assert there.stdout.strip() == fingerprint(graph_of(dataset)), there.stderr
 
 
 def test_sets_that_are_iterated_in_any_order_change_no_fingerprint(tmp_path: pathlib.Path) -> None:

@@ -30,8 +30,10 @@ import tensorflow as tf
 
 from forebay.service import malloc
 from forebay.service.client.tf_elements import dataset_of_blocks
+from forebay.service.pipelines import SplitRange
 from forebay.service.pipelines.tf_data.imports import graph_of
 from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
+from tests.pipelines.contract import Ranges
 
 
 class Info(ctypes.Structure):  # mallinfo2(3)
@@ -44,6 +46,11 @@ class Info(ctypes.Structure):  # mallinfo2(3)
 
 libc = ctypes.CDLL(None)
 libc.mallinfo2.restype = Info
+
+
+def in_use():
+    info = libc.mallinfo2()
+    return info.uordblks + info.hblkhd
 
 
 def comes_from_the_system(size):
@@ -98,21 +105,9 @@ def test_a_trainer_whose_environment_decides() -> None:
 def test_a_pipeline_on_leased_splits_keeps_its_large_buffers() -> None:
     run(
         """
-        from forebay.journal.proto import events_pb2 as ev
-        from forebay.service.pipelines import SplitRange
-
-        class Feed:
-            def is_over(self, sources):
-                return False
-
-            sources = [ev.SplitSource(count=100)]
-            ranges = [SplitRange(0, 50, 0), SplitRange(50, 50, 0)]
-
-            def next_range(self, source, opening, endless):
-                return self.ranges.pop(0) if self.ranges else None
-
         numbers = tf.data.Dataset.range(100)
-        executor = TfDataPipeline(graph_of(numbers), element_spec=numbers.element_spec).run(Feed())
+        feed = Ranges([SplitRange(0, 50, 0), SplitRange(50, 50, 0)])
+        executor = TfDataPipeline(graph_of(numbers), element_spec=numbers.element_spec).run(feed)
         assert sum(block.count for block in executor.blocks()) == 100
         assert not comes_from_the_system(8 << 20)
         """
@@ -148,10 +143,6 @@ def test_what_large_tensors_a_worker_has_freed_is_mallocs_again() -> None:
         malloc.manage_large_tensors()
         many = [tf.fill([1 << 18], float(i)) for i in range(64)]
 
-        def in_use():
-            info = libc.mallinfo2()
-            return info.uordblks + info.hblkhd
-
         held = in_use()
         del many
         assert held - in_use() > 48 << 20
@@ -165,3 +156,32 @@ def test_a_worker_whose_environment_decides(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(malloc, "keep_large_buffers", pytest.fail)
     malloc.manage_large_tensors()
     assert os.environ[malloc.SYSTEM_ALLOCATOR] == "0"
+
+
+def test_runs_leave_nothing_behind() -> None:
+    """Neither long runs nor bundles: less than 10 KB each, of what malloc has given out."""
+    run(
+        """
+        import gc
+
+        dataset = tf.data.Dataset.range(20).shuffle(9).map(lambda i: tf.range(i))
+        graph = graph_of(dataset)
+        pipeline = TfDataPipeline(graph, element_spec=dataset.element_spec)
+
+        def after(runs):
+            for number in range(2 * runs):
+                bundle = pipeline.bundle(SplitRange(0, 20, 0), number=number, seed=0)
+                assert sum(block.count for block in bundle.blocks()) == 20
+            for _ in range(runs):
+                one = TfDataPipeline(graph, element_spec=dataset.element_spec)
+                feed = Ranges([SplitRange(0, 20, 0)])
+                assert sum(block.count for block in one.run(feed).blocks()) == 20
+                one.close()
+            gc.collect()
+            return in_use()
+
+        few = after(20)
+        more = after(40)
+        assert more - few < 40 * 10_000, (more - few) / 40
+        """
+    )

@@ -124,14 +124,6 @@ def test_a_split_is_skipped_once_that_was_allowed() -> None:
         tell(Answered(False))
 
 
-def test_a_limit_of_0_asks_nobody() -> None:
-    _, tell = states(SKIP, 0)
-    tell(Begun())
-    tell(Granted(SplitRange(0, 9, 0)))
-    with pytest.raises(PipelineError, match="why"):
-        tell(Broke(0, Failed("UNKNOWN", "why", ElementPlace(0, 0))))
-
-
 def test_who_takes_too_long_is_ended_once_and_not_for_what_others_wait() -> None:
     made, tell = states(timeout_s=5)
     tell(Begun())

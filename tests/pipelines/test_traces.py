@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import textwrap
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -27,7 +26,6 @@ from forebay.service.pipelines.tf_data.queues import OwnedQueue, QueueSpec
 from forebay.service.pipelines.tf_data.run import TfDataRun
 from forebay.service.pipelines.tf_data.traces import BundleTrace, RunTrace, Traces
 
-from .. import forks
 from .pipelines import Dataset, OneSource, count, slices, steps, untuned, wait_for_steps
 
 made: list[weakref.ref[RunTrace]] = []
@@ -377,66 +375,3 @@ def test_closing_a_queue_late_does_not_close_the_next_of_its_name() -> None:
     again.enqueue([7])
     assert [int(v) for v in again.dequeue()] == [7]
     again.release()
-
-
-def test_runs_leave_no_memory_behind() -> None:
-    """Neither long runs nor bundles: less than 10 KB each, of what malloc has given out."""
-    script = """
-        import ctypes
-        import gc
-
-        import tensorflow as tf
-
-        from forebay.journal.proto import events_pb2 as ev
-        from forebay.service.pipelines.tf_data.imports import graph_of
-        from forebay.service.pipelines import SplitRange
-        from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
-
-
-        class Info(ctypes.Structure):  # mallinfo2(3)
-            _fields_ = [
-                (name, ctypes.c_size_t)
-                for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks"
-                .split() + ["keepcost"]
-            ]
-
-
-        class Feed:
-            sources = [ev.SplitSource(count=20)]
-
-            def __init__(self):
-                self.ranges = [SplitRange(0, 20, 0)]
-
-            def is_over(self, sources):
-                return False
-
-            def next_range(self, source, opening, endless):
-                return self.ranges.pop() if self.ranges else None
-
-
-        libc = ctypes.CDLL(None)
-        libc.mallinfo2.restype = Info
-        dataset = tf.data.Dataset.range(20).shuffle(9).map(lambda i: tf.range(i))
-        graph = graph_of(dataset)
-        pipeline = TfDataPipeline(graph, element_spec=dataset.element_spec)
-
-
-        def after(runs):
-            for number in range(2 * runs):
-                bundle = pipeline.bundle(SplitRange(0, 20, 0), number=number, seed=0)
-                assert sum(block.count for block in bundle.blocks()) == 20
-            for _ in range(runs):
-                one = TfDataPipeline(graph, element_spec=dataset.element_spec)
-                assert sum(block.count for block in one.run(Feed()).blocks()) == 20
-                one.close()
-            gc.collect()
-            info = libc.mallinfo2()
-            return info.uordblks + info.hblkhd
-
-
-        few = after(20)
-        more = after(40)
-        assert more - few < 40 * 10_000, (more - few) / 40
-        """
-    done = forks.run(["-c", textwrap.dedent(script)])
-    assert done.returncode == 0, done.stderr

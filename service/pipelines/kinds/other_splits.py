@@ -6,9 +6,7 @@ fail, or end the process: so it runs as on a worker, in a process of its own tha
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
 import json
 import logging
 import threading
@@ -20,7 +18,6 @@ from ...blocks import Block, Component, Strings
 from ...errors import ForebayError
 from ...proto import forebay_pb2 as pb
 from ...structure import leaves_of
-from ..python.fork_server import ForkServers
 from ..python.pipeline import PythonPipeline
 from ..splits import SplitRange
 
@@ -44,24 +41,13 @@ def widened(request: pb.RegisterDatasetRequest, structure: str, function: Any) -
     splits = request.sources[0].count
     far = {splits * part // MOST_SPLITS - 1 for part in range(1, MOST_SPLITS + 1)}
     give_up_s = time.monotonic() + LOOK_S
-    pipeline = PythonPipeline(
-        request.python, request.sources, structure,
-        may_skip=lambda _: True, fork_servers=_fork_servers(),
-    )  # fmt: skip
+    pipeline = PythonPipeline(request.python, request.sources, structure, may_skip=lambda _: True)
     with contextlib.closing(pipeline):
         for split in sorted((at for at in far if at > 0), reverse=True):
             for block in _first_blocks(pipeline, split, give_up_s):
                 for shape, component in zip(shapes, block.components, strict=True):
                     _widen(shape, component)
     return json.dumps(nodes, separators=(",", ":"))
-
-
-@functools.cache
-def _fork_servers() -> ForkServers:
-    """Kept, as their imports take most of the time."""
-    found = ForkServers()
-    atexit.register(found.close)
-    return found
 
 
 def _first_blocks(pipeline: PythonPipeline, split: int, give_up_s: float) -> Iterator[Block]:

@@ -84,8 +84,9 @@ class FunctionProcess:
         with mmap.mmap(definition, told + size, prot=mmap.PROT_READ) as stored:
             self._structure = stored[:told].decode()
             self._dataset = PythonDataset.FromString(stored[told : told + size])
-        self._at = _mapped(progress)
+        self._at = memoryview(mmap.mmap(progress, PROGRESS_BYTES)).cast("q")
         os.close(definition)
+        os.close(progress)
         self.sender = Sender(connection)
         self._function: Callable[..., Any]
         self._generators: generators.Generators  # pickled with the function
@@ -345,14 +346,6 @@ class FunctionProcess:
         return FunctionFailed(
             code, f"split {split}{name}, element {element}: {self._told(what)}", split, element
         )
-
-
-def _mapped(progress: int) -> memoryview:
-    """The file that says where the child is; closes its descriptor."""
-    try:
-        return memoryview(mmap.mmap(progress, PROGRESS_BYTES)).cast("q")
-    finally:
-        os.close(progress)
 
 
 def _nothing(*_: object) -> None: ...

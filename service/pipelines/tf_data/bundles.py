@@ -17,9 +17,8 @@ from tensorflow.python.data.ops import dataset_ops
 from ....journal.proto import events_pb2 as ev
 from ...proto import graph_pb2 as pb
 from .element_packs import calls_functions
-from .graphs import Graph
+from .graphs import TABLES, Graph, all_nodes, bodies, called_functions
 from .imports import ImportedGraph, expansion, import_graph, import_part, options_of, output_specs
-from .map_functions import run_in_calling_thread
 from .seeds import KEY, seeded
 from .source_walk import SourceWalk
 from .split_sources import require_bundles, require_splittable
@@ -88,3 +87,31 @@ class _Range:
     def dataset(self, node: pb.NodeDef, operands: list[Tensor], source: Tensor) -> Tensor:
         of_range = expansion(node, operands, source, output_specs(node))
         return of_range(self._first, self._count)._variant_tensor
+
+
+_NEED_POOL = {
+    *("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile", "For"),
+    *("Switch", "RefSwitch", "_SwitchN", "Merge", "RefMerge", "LoopCond", "ControlTrigger"),
+    *("Enter", "RefEnter", "Exit", "RefExit", "NextIteration", "RefNextIteration"),
+    # Operations of TensorFlow 1, which return references.
+    *("Variable", "VariableV2", "TemporaryVariable"),
+    *(op for op in TABLES if not op.endswith("V2")),
+}
+
+
+def run_in_calling_thread(graph: pb.GraphDef) -> None:
+    """Have the graph's maps, also those in functions, call their functions in the calling thread.
+
+    TensorFlow runs a map's function in its thread pool, so that operations that do not depend on
+    each other run at the same time. To hand over a call and to wait for it takes some 25 µs, most
+    of the cost of a small function, and bundles run at the same time anyway. TensorFlow 2.21's
+    executor for one thread supports no control flow: a function that has any, also in functions
+    that it calls, stays in the pool. So do maps with `num_parallel_calls`.
+    """
+    nodes = dict(bodies(graph))
+    for node in all_nodes(graph):
+        if node.op != "MapDataset":
+            continue
+        called = called_functions([node], nodes)
+        if not any(inner.op in _NEED_POOL for name in called for inner in nodes[name]):
+            node.attr["use_inter_op_parallelism"].b = False

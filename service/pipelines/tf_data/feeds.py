@@ -13,6 +13,7 @@ return every large buffer to the system at once. Each batch would then fault in 
 
 from __future__ import annotations
 
+import enum
 import itertools
 import threading
 from collections import deque
@@ -23,13 +24,14 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import function_pb2
 from tensorflow.python.data.ops import dataset_ops
+from tensorflow.python.framework import op_def_registry
 
 from ....journal.proto import events_pb2 as ev
 from ....journal.splits import ENDLESS, source_size
 from ...proto import graph_pb2 as pb
 from ..splits import SplitFeed, SplitRange
 from .element_packs import calls_functions
-from .graphs import Graph
+from .graphs import TABLES, Graph
 from .imports import (
     ImportedGraph,
     expansion,
@@ -38,11 +40,9 @@ from .imports import (
     output_specs,
 )
 from .save_watchers import Watch, saves_in
-from .source_walk import CHUNKS, NotSplittable, SourceNode, SourceWalk
+from .source_walk import CHUNKS, NotSplittable, SourceNode, SourceWalk, splits_per_element
 from .split_files import Begun
 from .split_sources import require_splittable
-from .splits_in_order import splits_per_element
-from .state import GraphState, state_of
 from .transformations import Traced, call_unoptimized, concrete, opened, traced, until_stopped
 
 Dataset = Any
@@ -77,7 +77,7 @@ class TracedGraph:
         self.most_at_once = max(1, min(sizes, default=ENDLESS))
         self.component_specs = output_specs(parsed.dataset)
         self.calls_functions = calls_functions(parsed)
-        self._state = state_of(parsed)
+        self._state = _state_of(parsed)
         # Set the options again: those from below an endless repeat don't pass its gate.
         options = options_of(walk.options if walk else b"")
         if options.deterministic is False:
@@ -126,9 +126,7 @@ class TracedGraph:
         rewriting = options.experimental_optimization
         rewritten = rewriting.apply_default_optimizations is not False
         rewritten &= rewriting.noop_elimination is not False
-        return self._state == GraphState.NONE or (
-            self._state == GraphState.IN_FUNCTIONS and rewritten
-        )
+        return self._state == _State.NONE or (self._state == _State.IN_FUNCTIONS and rewritten)
 
     def close(self) -> None:
         """Free TensorFlow's resources. Idempotent. No run may still use it."""
@@ -428,3 +426,29 @@ def _integers(
     callbacks.append(lambda *own: np.asarray(function(*own), np.int64))
     found = tf.numpy_function(callbacks[-1], inputs, tf.int64)
     return tuple(tf.unstack(tf.reshape(found, [size])))
+
+
+# Ops that TensorFlow marks as stateful only so that it does not prune them.
+_HARMLESS = {"Assert", "Case", "If", "PrintV2", "StatefulPartitionedCall", "While"}
+
+
+class _State(enum.Enum):
+    """Where a graph has state besides its datasets, which every run makes anew."""
+
+    NONE = enum.auto()
+    IN_FUNCTIONS = enum.auto()  # random numbers, for instance
+    IN_GRAPH = enum.auto()  # or in tables, which have names
+
+
+def _state_of(graph: Graph) -> _State:
+    nodes = [node.op for node in graph.proto.node if node is not graph.result]
+    functions = [node.op for f in graph.proto.library.function for node in f.node_def]
+    if any(map(_has_state, nodes)) or any(op in TABLES for op in functions):
+        return _State.IN_GRAPH
+    return _State.IN_FUNCTIONS if any(map(_has_state, functions)) else _State.NONE
+
+
+def _has_state(op: str) -> bool:
+    definition = op_def_registry.get(op)  # None for a function of the graph
+    stateful = definition is not None and definition.is_stateful
+    return stateful and "Dataset" not in op and op not in _HARMLESS
