@@ -18,38 +18,16 @@ from ..proto import tf_service_pb2 as tf
 from .files import manifest
 from .tf_data import canonical
 from .tf_data import split_sources as walks
-from .tf_data.canonical import sanitize
+from .tf_data.canonical import sanitize as sanitize
 from .tf_data.constants import TensorFacts
 from .tf_data.graphs import Graph, InvalidGraph
-from .tf_data.graphs import without_compression as graph_without_compression
-from .tf_data.operations import forbidden
-from .tf_data.seeds import nondeterministic
+from .tf_data.graphs import graph_without_compression as graph_without_compression
+from .tf_data.operations import forbidden as forbidden
+from .tf_data.seeds import nondeterministic as nondeterministic
 from .tf_data.source_walk import NotSplittable, SourceWalk
-from .tf_data.split_sources import Evaluate, require_splittable, split_sources
-
-__all__ = [
-    "Evaluate",
-    "check_op_libraries",
-    "compresses",
-    "difference",
-    "doubts_of",
-    "encode_metadata",
-    "evaluate_in_subprocess",
-    "files_of",
-    "fingerprint",
-    "forbidden",
-    "graph_without_compression",
-    "has_no_code",
-    "indivisible",
-    "metadata_of",
-    "nondeterministic",
-    "python_dataset_of",
-    "require_bundles",
-    "require_bytes",
-    "sanitize",
-    "split_sources",
-    "without_compression",
-]
+from .tf_data.split_sources import Evaluate as Evaluate
+from .tf_data.split_sources import require_splittable
+from .tf_data.split_sources import split_sources as split_sources
 
 
 def fingerprint(definition: ev.DatasetDefinition, stored: bytes) -> str:

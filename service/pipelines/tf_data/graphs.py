@@ -87,7 +87,7 @@ class Graph:
         return [child for child in inputs if "Dataset" in child.op]
 
 
-def without_compression(graph: bytes) -> bytes:
+def graph_without_compression(graph: bytes) -> bytes:
     """The graph without its last map, which compresses each element; TensorFlow's workers drop it
     too. Raises InvalidGraph if the graph doesn't end in that map.
     """
