@@ -61,7 +61,7 @@ LONG = (
     *("trainers/test_parameter_server.py", "trainers/test_strategies.py"),
     *("client/test_what_is_kept.py", "dispatcher/test_emptied_storage.py"),
     *("materialized/test_runners.py", "pipelines/test_beam.py"),
-    *("pipelines/test_beam_life_cycle.py", "pipelines/test_beam_tfrecords.py"),
+    "pipelines/test_beam_life_cycle.py",
     # They wait for long, until peers or storages that are silent are given up.
     "dispatcher/test_failure_detector.py",
     *("storage/test_lost_files.py", "storage/test_redis_away.py", "storage/test_redis_sentinel.py"),
