@@ -126,7 +126,9 @@ class TracedGraph:
         rewriting = options.experimental_optimization
         rewritten = rewriting.apply_default_optimizations is not False
         rewritten &= rewriting.noop_elimination is not False
-        return self._state == _State.NONE or (self._state == _State.IN_FUNCTIONS and rewritten)
+        return self._state == _GraphState.NONE or (
+            self._state == _GraphState.IN_FUNCTIONS and rewritten
+        )
 
     def close(self) -> None:
         """Free TensorFlow's resources. Idempotent. No run may still use it."""
@@ -432,7 +434,7 @@ def _integers(
 _HARMLESS = {"Assert", "Case", "If", "PrintV2", "StatefulPartitionedCall", "While"}
 
 
-class _State(enum.Enum):
+class _GraphState(enum.Enum):
     """Where a graph has state besides its datasets, which every run makes anew."""
 
     NONE = enum.auto()
@@ -440,12 +442,12 @@ class _State(enum.Enum):
     IN_GRAPH = enum.auto()  # or in tables, which have names
 
 
-def _state_of(graph: Graph) -> _State:
+def _state_of(graph: Graph) -> _GraphState:
     nodes = [node.op for node in graph.proto.node if node is not graph.result]
     functions = [node.op for f in graph.proto.library.function for node in f.node_def]
     if any(map(_has_state, nodes)) or any(op in TABLES for op in functions):
-        return _State.IN_GRAPH
-    return _State.IN_FUNCTIONS if any(map(_has_state, functions)) else _State.NONE
+        return _GraphState.IN_GRAPH
+    return _GraphState.IN_FUNCTIONS if any(map(_has_state, functions)) else _GraphState.NONE
 
 
 def _has_state(op: str) -> bool:
