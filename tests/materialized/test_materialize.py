@@ -214,7 +214,6 @@ ON_ERROR: tuple[dict[str, Any], ...] = ({}, {"on_error": "skip"})
             lambda: RANGE(9).map(lambda x: tf.cast(tf.timestamp(), tf.int64) + x),
             "its elements may be others each time: .*Timestamp",
         ),
-        (lambda: lambda: RANGE(9), "cannot be materialized: it is built by a function"),
     ],
 )
 def test_a_dataset_that_cannot_be_run_in_parts_is_refused(
