@@ -28,12 +28,12 @@ import threading
 import numpy as np
 import tensorflow as tf
 
+from forebay.journal.proto import events_pb2 as ev
 from forebay.service import malloc
 from forebay.service.client.tf_elements import dataset_of_blocks
 from forebay.service.pipelines import SplitRange
 from forebay.service.pipelines.tf_data.imports import graph_of
 from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
-from tests.pipelines.contract import Ranges
 
 
 class Info(ctypes.Structure):  # mallinfo2(3)
@@ -51,6 +51,19 @@ libc.mallinfo2.restype = Info
 def in_use():
     info = libc.mallinfo2()
     return info.uordblks + info.hblkhd
+
+
+class Feed:
+    sources = [ev.SplitSource(count=100)]
+
+    def __init__(self, *ranges):
+        self.ranges = [*ranges]
+
+    def is_over(self, sources):
+        return False
+
+    def next_range(self, source, opening, endless):
+        return self.ranges.pop(0) if self.ranges else None
 
 
 def comes_from_the_system(size):
@@ -106,7 +119,7 @@ def test_a_pipeline_on_leased_splits_keeps_its_large_buffers() -> None:
     run(
         """
         numbers = tf.data.Dataset.range(100)
-        feed = Ranges([SplitRange(0, 50, 0), SplitRange(50, 50, 0)])
+        feed = Feed(SplitRange(0, 50, 0), SplitRange(50, 50, 0))
         executor = TfDataPipeline(graph_of(numbers), element_spec=numbers.element_spec).run(feed)
         assert sum(block.count for block in executor.blocks()) == 100
         assert not comes_from_the_system(8 << 20)
@@ -174,7 +187,7 @@ def test_runs_leave_nothing_behind() -> None:
                 assert sum(block.count for block in bundle.blocks()) == 20
             for _ in range(runs):
                 one = TfDataPipeline(graph, element_spec=dataset.element_spec)
-                feed = Ranges([SplitRange(0, 20, 0)])
+                feed = Feed(SplitRange(0, 20, 0))
                 assert sum(block.count for block in one.run(feed).blocks()) == 20
                 one.close()
             gc.collect()
