@@ -13,11 +13,12 @@ import itertools
 import time
 from typing import Any
 
+import numpy as np
+
 from ..service import ShardingPolicy, read, register_dataset
 from ..service.errors import ForebayError
 from .cluster import SIDES, BenchmarkCluster
 from .contents import AT_LEAST_ONCE, AT_MOST_ONCE, FILE_CASES, ORDERED
-from .python import built
 from .results import Result, compared
 from .servers import our_dispatcher, our_worker
 from .setting import Setting
@@ -86,6 +87,14 @@ def dead_worker(setting: Setting) -> list[Result]:
     return results
 
 
+def _images(count: int) -> Any:
+    """A tf.data.Dataset of so many of 150 KB, uint8 [224, 224, 3]."""
+    import tensorflow as tf
+
+    pixels = tf.constant(np.random.default_rng(0).integers(0, 256, (224, 224, 3), np.uint8))
+    return tf.data.Dataset.range(count).map(lambda number: pixels + tf.cast(number, tf.uint8))
+
+
 def _longest_wait(setting: Setting, way: str, step_s: float) -> float:
     """How long the trainer waits at most, from the kill on. Raises ForebayError if it ends."""
     with contextlib.ExitStack() as stack:
@@ -95,7 +104,7 @@ def _longest_wait(setting: Setting, way: str, step_s: float) -> float:
         workers = [stack.enter_context(our_worker(dispatcher)) for _ in range(2)]
         for worker in workers:
             worker.wait_until_ready()
-        dataset_id = register_dataset(dispatcher.address, built(100 * (KILL_AT + AFTERWARDS)))
+        dataset_id = register_dataset(dispatcher.address, _images(100 * (KILL_AT + AFTERWARDS)))
         elements = stack.enter_context(read(dispatcher.address, dataset_id, **HOW[way]))
         for _ in itertools.islice(elements, KILL_AT):
             time.sleep(step_s)

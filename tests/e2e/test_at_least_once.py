@@ -144,7 +144,6 @@ class TestWithoutTrouble:
         assert all(first[x] != second[x] for x in first)
 
 
-
 def kill_worker(cluster: Cluster) -> At:
     return {60: cluster.replace_worker, 200: cluster.replace_worker}
 
