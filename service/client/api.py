@@ -27,8 +27,6 @@ from ..pipelines.tf_data.element_specs import (
 from . import (
     lockstep,
     parameter_servers,
-    sharing_warnings,
-    tf_coordination,  # noqa: F401 - adds its finder to lockstep
 )
 from .dataset_ids import DatasetId
 from .options import (
@@ -279,7 +277,7 @@ class _Read:
             )
         self.is_shared = self._job_name is not None or ordered is not None
         self.is_of_any_dataset = False  # the job's name alone identifies the job
-        sharing_warnings.warn_if_unshared(
+        lockstep.warn_if_unshared(
             self._job_name or (None if ordered is None else ordered.group_name)
         )
 
@@ -307,7 +305,6 @@ def _read_as_dataset(read: _Read, dataset_id: Any, element_spec: Any) -> Dataset
     options = tf.data.Options()
     if read.is_shared:  # as in tf.data service: a shared job must not be sharded again
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-        sharing_warnings.explain_sharding()
     if tf.is_symbolic_tensor(dataset_id):
         _require_no_order(read.options)
         return _read_named_at_run_time(read, dataset_id, element_spec, options)
@@ -347,10 +344,7 @@ def _read_as_dataset(read: _Read, dataset_id: Any, element_spec: Any) -> Dataset
     )
     if _is_in_lockstep(reader):
         dataset.may_repeat = partial(lockstep.may_repeat, reader.name)
-    if in_order is None:
-        return dataset
-    dataset.is_read_in_order = True
-    if in_order.batch_size is None:
+    if in_order is None or in_order.batch_size is None:
         return dataset
     # The reader leaves out the remainder, and with it all batches are whole.
     dataset = dataset.batch(in_order.batch_size, drop_remainder=in_order.drop_remainder)

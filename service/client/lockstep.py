@@ -9,13 +9,19 @@ TensorFlow, and pauses until all have done so. Then each continues up to the lar
 from __future__ import annotations
 
 import itertools
+import logging
+import sys
 import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from typing import Protocol
 
 from ..blocks import Block, split
+from ..errors import InvalidArgument
+from ..task_context import TaskContext
 from .open_iterations import OpenConsumer, Taker, stopping
+
+log = logging.getLogger(__name__)
 
 Blocks = Generator[Block, None, None]
 
@@ -33,13 +39,37 @@ class Peers(Protocol):
         """The text of a key; None after the timeout, or without a service to ask. Thread-safe."""
 
 
-peer_finders: list[Callable[[], Peers | None]] = []
-"""Each finds the processes of one framework."""
-
-
 def find_peers() -> Peers | None:
     """The processes that train in lockstep, this one included; None if it trains alone."""
-    return next((others for finder in peer_finders if (others := finder()) is not None), None)
+    if sys.modules.get("tensorflow") is None:
+        return None
+    from .tf_coordination import task_peers
+
+    return task_peers()
+
+
+def warn_if_unshared(job_name: str | None) -> None:
+    """Warns of duplicate elements if this is one of several tasks that train. The strategy that was
+    made says so, or else the environment."""
+    if job_name is not None:
+        return
+    if (others := find_peers()) is not None:
+        trains, number = True, others.number
+    else:
+        try:
+            context = TaskContext.from_env()
+        except InvalidArgument:
+            return  # whoever trains by this environment reports the error
+        trains, number = context.trains, context.num_consumers
+    if trains and number > 1:
+        log.warning(
+            "without a job_name each of the %d tasks that train, as its strategy or environment "
+            "says, reads all elements for itself, and the service produces them %d times. With "
+            "auto_shard_policy AUTO or DATA tf.distribute drops all but a task's part of them; "
+            "with OFF, and without tf.distribute, each is trained on %d times; FILE is an error, "
+            "as it finds no files. Give a job_name to share them, or call distribute_across",
+            number, number, number,
+        )  # fmt: skip
 
 
 class ElementLimits:

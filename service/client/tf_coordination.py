@@ -9,11 +9,9 @@ from __future__ import annotations
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from .lockstep import Peers, peer_finders
 
-
-class TaskPeers(Peers):
-    """`Peers` through the coordination service."""
+class TaskPeers:
+    """`Peers` (lockstep.py) through the coordination service."""
 
     def __init__(self, jobs: dict[str, int], job: str, index: int) -> None:
         """`jobs` maps names to numbers of tasks. This process is task `index` of `job`."""
@@ -36,7 +34,7 @@ class TaskPeers(Peers):
         return text
 
 
-def task_peers() -> Peers | None:
+def task_peers() -> TaskPeers | None:
     """The tasks that train in lockstep, this one included; None without such a strategy."""
     # TensorFlow has no public name for any of this.
     own = context.context()._collective_ops_server_def
@@ -47,6 +45,3 @@ def task_peers() -> Peers | None:
     if sum(jobs.values()) < 2 or own.job_name not in jobs:
         return None
     return TaskPeers(jobs, own.job_name, own.task_index)
-
-
-peer_finders.append(task_peers)

@@ -53,7 +53,6 @@ from .block_sources import BlockSource, BlockSources
 from .leaving import leaving
 from .open_iterations import stopping
 from .progress import StaysFailed
-from .tf_saving import refuse_saving
 
 SLICED_BYTES = 4 << 10  # from this size on, an element is a slice of its block, not a copy
 
@@ -122,8 +121,6 @@ def dataset_of_blocks(
     sources.drop_with(number, dataset)
     return dataset
 
-
-refuse_saving()
 
 sources = BlockSources()
 """The block sources of this process's datasets."""
@@ -262,8 +259,6 @@ def _with_cardinality(dataset: Any, cardinality: int) -> Any:
 class _Elements(dataset_ops._VariantDataset):  # type: ignore[misc]
     """The service's elements. An iteration may be empty: other readers may have taken all."""
 
-    is_read_through_the_service = True
-    is_read_in_order = False
     may_repeat = staticmethod(lambda: not stopping.is_set())
 
     def __init__(self, built: Any, element_spec: Any, cardinality: int) -> None:
@@ -297,8 +292,6 @@ class _Elements(dataset_ops._VariantDataset):  # type: ignore[misc]
             return super().repeat(count, name)
         endless = tf.data.Dataset.range(tf.int64.max).take_while(plain(self._continue_in_graph))
         repeated = endless.flat_map(plain(lambda _: self), name=name)
-        repeated.is_read_through_the_service = True
-        repeated.is_read_in_order = self.is_read_in_order
         repeated = repeated.with_options(self._options_attr)  # flat_map does not pass them on
         return _with_cardinality(repeated, tf.data.INFINITE_CARDINALITY)
 

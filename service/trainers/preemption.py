@@ -124,8 +124,6 @@ class PreemptionHandler:
 
     def __enter__(self) -> Self:
         """Raises ValueError outside the main thread, which gets the signals."""
-        if sys.modules.get("tensorflow") is not None:
-            from ..client import tf_coordination  # noqa: F401 - adds its finder to lockstep
         others = lockstep.find_peers()
         self._wakened, self._waker = socket.socketpair()
         self._waker.setblocking(False)

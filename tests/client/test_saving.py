@@ -17,7 +17,7 @@ from ..cluster import WorkerProcess
 from ..stock import DispatcherProcess
 
 NUMBER = 300
-NAMED_YET = "cannot be saved or restored yet.*initial_epoch"
+REFUSED = (tf.errors.UnimplementedError, tf.errors.FailedPreconditionError)
 Datasets = Callable[[Any], Any]
 
 
@@ -51,46 +51,31 @@ ELEMENTS: dict[str, Callable[[Any], Any]] = {
 
 BEHIND: dict[str, Datasets] = {
     "nothing": lambda d: d,
-    "map": lambda d: d.map(lambda *e: e),
     "parallel map": lambda d: d.map(lambda *e: e, num_parallel_calls=2),
-    "prefetch": lambda d: d.prefetch(tf.data.AUTOTUNE),
-    "shuffle": lambda d: d.shuffle(10, seed=1),
+    "shuffle, prefetch": lambda d: d.shuffle(10, seed=1).prefetch(tf.data.AUTOTUNE),
     "zip": lambda d: tf.data.Dataset.zip(tf.data.Dataset.range(10**6), d),
-    "repeat": lambda d: d.repeat(),
     "repeat, flat_map": lambda d: d.repeat().flat_map(tf.data.Dataset.from_tensors),
-    "take, which has all": lambda d: d.take(3),
     "interleave": lambda d: tf.data.Dataset.range(2).interleave(lambda _: d),
 }
-
-
-CASES = [("rows of a block", behind) for behind in BEHIND] + [
-    (element, behind) for element in [*ELEMENTS][1:] for behind in ("nothing", "map", "interleave")
-]
 
 
 @pytest.mark.parametrize(
     ("symbolic", "policy"), [(True, "FAIL"), (False, "FAIL"), (False, "IGNORE")]
 )
-@pytest.mark.parametrize(("element", "behind"), CASES)
+@pytest.mark.parametrize("element", ELEMENTS)
 def test_an_iterator_is_not_saved(
-    target: str, tmp_path: pathlib.Path, element: str, behind: str, symbolic: bool, policy: str
+    target: str, tmp_path: pathlib.Path, element: str, symbolic: bool, policy: str
 ) -> None:
+    """TensorFlow refuses it: part of what it reads keeps a state of its own."""
     dataset = tf.data.Dataset.range(NUMBER).map(ELEMENTS[element])
-    dataset = dataset.apply(service.distribute("distributed_epoch", target))
-    iterator = iter(with_options(BEHIND[behind](dataset), symbolic, policy))
-    for _ in range(3):
-        next(iterator)
-    in_a_function = behind == "interleave"
-    said = "support|stateful" if in_a_function else NAMED_YET
-    errors = [tf.errors.UnimplementedError] + [tf.errors.FailedPreconditionError] * in_a_function
-    with pytest.raises(tuple(errors), match=said):
-        tf.train.Checkpoint(iterator=iterator).save(str(tmp_path / "saved"))
-
-
-def test_a_new_iterator_is_not_saved(read: Datasets, tmp_path: pathlib.Path) -> None:
-    dataset = with_options(tf.data.Dataset.range(3).apply(read), True, "FAIL")
-    with pytest.raises(tf.errors.UnimplementedError, match=NAMED_YET):
-        tf.train.Checkpoint(iterator=iter(dataset)).save(str(tmp_path / "saved"))
+    for ordered in {False, element == "rows of a block"}:
+        read = service.distribute("distributed_epoch", target, ordered=ordered)
+        for behind in BEHIND.values():
+            iterator = iter(with_options(behind(dataset.apply(read)), symbolic, policy))
+            for _ in range(3):
+                next(iterator)
+            with pytest.raises(REFUSED, match=r"support|stateful"):
+                tf.train.Checkpoint(iterator=iterator).save(str(tmp_path / "saved"))
 
 
 def test_the_checkpoint_of_another_iterator_is_not_restored(
@@ -103,17 +88,9 @@ def test_the_checkpoint_of_another_iterator_is_not_restored(
         next(theirs)
     saved = tf.train.Checkpoint(iterator=theirs).save(str(tmp_path / "saved"))
     dataset = with_options(numbers.apply(read), True, "FAIL")
-    with pytest.raises(tf.errors.UnimplementedError, match=NAMED_YET):
+    with pytest.raises(tf.errors.NotFoundError, match="dataset definition has not changed"):
         tf.train.Checkpoint(iterator=iter(dataset)).restore(saved)
     assert sorted(int(e) for e in dataset) == list(range(NUMBER))
-
-
-def test_iterators_of_other_datasets_are_saved(tmp_path: pathlib.Path) -> None:
-    iterators = [iter(tf.data.Dataset.range(9)) for _ in range(2)]
-    assert [int(next(iterators[0])) for _ in range(4)] == [0, 1, 2, 3]
-    saved = tf.train.Checkpoint(iterator=iterators[0]).save(str(tmp_path / "saved"))
-    tf.train.Checkpoint(iterator=iterators[1]).restore(saved)
-    assert int(next(iterators[1])) == 4
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data", "ignore:__array__")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -327,20 +326,3 @@ def test_tasks_of_a_cluster_take_a_position_and_an_evaluator_begins_anew(
             ordered=True, add_position=True, start_position=position, batch_size=BATCH, **ORDER,
         )  # fmt: skip
         assert [batch.tolist() for batch, _ in read.as_numpy_iterator()] == taken
-
-
-def test_an_iterator_says_what_to_save_instead(
-    target: str, numbers: str, tmp_path: pathlib.Path
-) -> None:
-    chains: list[Callable[[Any], Any]] = [
-        lambda d: d,
-        lambda d: d.map(lambda *e: e),
-        lambda d: d.repeat(),
-        lambda d: d.repeat(2).prefetch(2),
-    ]
-    for behind in chains:
-        for size in (None, BATCH):
-            iterator = iter(behind(ordered_dataset(target, numbers, batch_size=size)))
-            next(iterator)
-            with pytest.raises(tf.errors.UnimplementedError, match="OrderedPosition"):
-                tf.train.Checkpoint(iterator=iterator).save(str(tmp_path / "saved"))

@@ -359,25 +359,6 @@ def test_a_task_that_reads_everything_beside_others_is_warned(
     assert warned({"worker": ["a:1"]}, "worker", None) == warned("no cluster", "worker", None) == 0
 
 
-def test_sharding_a_shared_dataset_again_is_warned_of(
-    target: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """By TensorFlow, and of what becomes of it; also behind other transformations. AUTO is nothing
-    said."""
-    shared = across(target, TaskContext(), "sharded", dataset_fn=numbers)
-    policies = tf.data.experimental.AutoShardPolicy
-    for dataset in (shared, shared.map(lambda i: i).batch(2)):
-        for policy, warned in (("AUTO", 0), ("OFF", 0), ("FILE", 1), ("DATA", 1)):
-            caplog.clear()
-            options = tf.data.Options()
-            options.experimental_distribute.auto_shard_policy = policies[policy]
-            found = dataset.with_options(options).options().experimental_distribute
-            assert (found.auto_shard_policy != policies.OFF) == warned
-            changing = "Changing the value of option auto_shard_policy from <AutoShardPolicy.OFF"
-            assert sum(said.startswith(changing) for said in caplog.messages) == warned
-            assert sum("and those elements are lost" in said for said in caplog.messages) == warned
-
-
 @pytest.mark.parametrize("task", [CHIEF, WORKER, EVALUATOR])
 def test_an_absent_dispatcher_is_waited_for_as_long_as_the_chief(
     task: TaskContext, monkeypatch: pytest.MonkeyPatch

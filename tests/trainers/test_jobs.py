@@ -15,10 +15,10 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
+from forebay.service.client.lockstep import warn_if_unshared
 from forebay.service.client.options import ShardingPolicy
 from forebay.service.client.positions import OrderedRead
 from forebay.service.client.progress import StaysFailed
-from forebay.service.client.sharing_warnings import warn_if_unshared
 from forebay.service.errors import FailedPrecondition, InvalidArgument
 from forebay.service.task_context import TaskContext
 from forebay.service.trainers.jobs import (

@@ -139,7 +139,6 @@ shared = service.distribute_across(
 )
 strategy.reduce("SUM", tf.constant(0), axis=None)
 say("sharded again", sum(own(shared, "DATA"), []))
-say("explained", any("are lost" in text for text in warned))
 one_file = distributed(lines(directory, "0 to 11"), "FILE")
 if index == 0:
     try:
@@ -180,10 +179,8 @@ def test_auto_sharding(two: Said, policy: str, names: list[str], plain: Any, rea
 
 
 def test_sharding_a_shared_job_again_loses_elements(two: Said) -> None:
-    """A warning says so."""
     found = [x for own in two["sharded again"] for x in own]
     assert 0 < len(found) < 48 and len(found) == len({*found})
-    assert two["explained"] == [True, True]
 
 
 def test_fewer_files_than_workers(two: Said) -> None:
