@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import keras
 import pytest
 import tensorflow as tf
 
@@ -114,29 +113,3 @@ def test_initial_epoch_needs_a_named_job(target_of: str, make: Any) -> None:
 @pytest.fixture
 def target_of(dispatcher: DispatcherProcess) -> str:
     return dispatcher.target
-
-
-@pytest.mark.filterwarnings("ignore:Your input ran out of data", "ignore:__array__")
-def test_the_log_explains_a_keras_fit_without_loss(
-    dispatcher: DispatcherProcess, tmp_path: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    rows = count(4).map(lambda i: (tf.fill([2, 1], float(i)), tf.fill([2, 1], 1.0)))
-
-    def fit(epochs: int, initial_epoch: int) -> Any:
-        read = service.distribute(DYNAMIC, dispatcher.target, "kept", initial_epoch=initial_epoch)
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.layers.Input([1]), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-        backup = keras.callbacks.BackupAndRestore(str(tmp_path), delete_checkpoint=False)
-        history = model.fit(rows.apply(read), epochs=epochs, shuffle=False, verbose=0,
-                            callbacks=[backup])  # fmt: skip
-        return history.history["loss"]
-
-    assert len(fit(1, 0)) == 1
-    assert OVER not in caplog.text
-    with pytest.raises(KeyError, match="loss"):
-        fit(2, 0)
-    assert "epoch 0 of the job 'kept' is over" in caplog.text and "initial_epoch=1" in caplog.text
-    caplog.clear()
-    assert len(fit(3, 1)) == 1  # Keras has counted the one without elements
-    assert OVER not in caplog.text

@@ -6,8 +6,6 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -91,49 +89,3 @@ def test_the_checkpoint_of_another_iterator_is_not_restored(
     with pytest.raises(tf.errors.NotFoundError, match="dataset definition has not changed"):
         tf.train.Checkpoint(iterator=iter(dataset)).restore(saved)
     assert sorted(int(e) for e in dataset) == list(range(NUMBER))
-
-
-@pytest.mark.filterwarnings("ignore:Your input ran out of data", "ignore:__array__")
-def test_keras_saves_its_model_and_goes_on(read: Datasets, tmp_path: pathlib.Path) -> None:
-    """ModelCheckpoint and BackupAndRestore, and a Checkpoint without the iterator."""
-
-    class Ended(Exception):
-        pass
-
-    def end(epoch: int, _: Any) -> None:
-        if epoch == 1 and not ended:
-            ended.append(epoch)
-            raise Ended
-
-    weights_file = "{epoch}.weights.h5"
-    ended: list[int] = []
-    begun: list[int] = []
-    rows = tf.data.Dataset.range(8).map(lambda i: (tf.fill([4, 1], float(i)), tf.fill([4, 1], 1.0)))
-    dataset = rows.apply(read)
-
-    def fit() -> Any:
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.layers.Input([1]), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-        callbacks = [
-            keras.callbacks.BackupAndRestore(str(tmp_path / "backup")),
-            keras.callbacks.ModelCheckpoint(str(tmp_path / weights_file), save_weights_only=True),
-            keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: begun.append(epoch)),
-            keras.callbacks.LambdaCallback(on_epoch_end=end),
-        ]
-        model.fit(dataset, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
-        return model
-
-    with pytest.raises(Ended):
-        fit()
-    model = fit()
-    assert begun == [0, 1, *begun[2:]] and begun[2] > 0 and begun[-1] == 2
-    assert len([*tmp_path.glob("*.weights.h5")]) == 3
-    iterator = iter(dataset)
-    next(iterator)
-    saved = tf.train.Checkpoint(model=model).save(str(tmp_path / "model"))
-    weights = [np.copy(w) for w in model.get_weights()]
-    model.set_weights([w + 1 for w in weights])
-    tf.train.Checkpoint(model=model).restore(saved).assert_consumed()
-    for mine, kept in zip(model.get_weights(), weights, strict=True):
-        np.testing.assert_array_equal(mine, kept)

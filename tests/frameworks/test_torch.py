@@ -5,10 +5,8 @@ from __future__ import annotations
 import pathlib
 import textwrap
 
-import numpy as np
 import pytest
 import tensorflow as tf
-from sklearn.datasets import load_digits
 
 from forebay import service
 
@@ -533,71 +531,3 @@ def test_ranks_that_step_together_get_even_shares(
     assert sum(shares) % 5_000 == 0 and min(shares) >= 0.7 * sum(shares) / 2, shares
     starved = sum(0 in step for step in counts)
     assert starved <= max(4, 0.05 * len(counts)), f"{starved} of {len(counts)} steps"
-
-
-TRAINS = """
-import os
-
-from torch.distributed.algorithms.join import Join
-from torch.nn.parallel import DistributedDataParallel
-
-dataset_id, checkpoint = ids
-rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-torch.distributed.init_process_group(  # torchrun's own store still has dead processes' addresses
-    "gloo", init_method=f"file://{checkpoint}.{attempt}", rank=rank, world_size=2
-)
-os.environ.update(RANK="4", WORLD_SIZE="5")  # the process group knows better
-torch.manual_seed(rank)  # DDP has all begin with the first one's
-model = DistributedDataParallel(torch.nn.Linear(64, 10))
-optimizer = torch.optim.Adam(model.parameters(), 0.02)
-over = 0
-if os.path.exists(checkpoint):
-    over, weights = torch.load(checkpoint)
-    model.load_state_dict(weights)
-dataset = ServiceDataset(
-    target, dataset_id, job_name="training", batch_size=16, initial_epoch=over
-)
-assert (dataset.rank, dataset.world_size) == (rank, 2)
-loader = DataLoader(dataset, batch_size=None, num_workers=rank)
-for epoch in range(over, 3):
-    with Join([model]):
-        for step, (pixels, labels, numbers) in enumerate(loader):
-            say(["read", epoch, numbers.tolist()])
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(pixels), labels).backward()
-            optimizer.step()
-            if (rank, attempt, epoch, step) == (1, 0, 1, 3):
-                os.kill(os.getpid(), 9)
-    torch.distributed.barrier()
-    if rank == 0:
-        torch.save((epoch + 1, model.state_dict()), checkpoint + ".new")
-        os.replace(checkpoint + ".new", checkpoint)
-        say(["attempt", attempt, epoch])
-torch.distributed.barrier()
-say(["weights", *(w.sum().item() for w in model.parameters())])
-torch.distributed.destroy_process_group()
-"""
-
-
-def test_ranks_of_which_one_is_killed_train_on_shared_digits(
-    frameworks: pathlib.Path, target: str, tmp_path: pathlib.Path
-) -> None:
-    """Under torchrun, which starts both again: each element once, in all that was read."""
-    pixels, labels = load_digits(return_X_y=True)
-    arrays = ((pixels / 16).astype(np.float32), labels, np.arange(len(labels)))
-    dataset_id = service.register_dataset(target, tf.data.Dataset.from_tensor_slices(arrays))
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    said = said_by(
-        frameworks, BEGINS + TRAINS, target, dataset_id, tmp_path / "checkpoint",
-        launcher=(*torchrun, "--max-restarts=1"), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo",
-    )  # fmt: skip
-    assert [found for found in said if found[0] == "attempt"] == [
-        ["attempt", attempt, epoch] for attempt, epoch in ((0, 0), (1, 1), (1, 2))
-    ]
-    for epoch in range(3):
-        numbers = [n for found in said if found[:2] == ["read", epoch] for n in found[2]]
-        assert len(numbers) == len({*numbers}), f"epoch {epoch} has elements twice"
-        assert epoch == 1 or sorted(numbers) == [*range(len(labels))]
-        assert len(numbers) > len(labels) // 2
-    one, other = (found for found in said if found[0] == "weights")
-    assert one == other, "both have trained in step"

@@ -139,26 +139,6 @@ shared = service.distribute_across(
 )
 strategy.reduce("SUM", tf.constant(0), axis=None)
 say("sharded again", sum(own(shared, "DATA"), []))
-one_file = distributed(lines(directory, "0 to 11"), "FILE")
-if index == 0:
-    try:
-        next(iter(one_file))
-    except tf.errors.InvalidArgumentError as error:
-        say("too few files", "FILE based sharding" in str(error))
-"""
-
-FITTED = """
-import keras
-
-pairs = tf.data.Dataset.range(8).map(lambda i: (tf.fill([1], tf.cast(i, tf.float32)), 0.0)).batch(4)
-for dataset in (pairs, read(pairs)):
-    with strategy.scope():
-        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-    try:
-        model.fit(dataset, shuffle=False, verbose=0)
-    except ValueError as error:
-        say("fit", "(PerReplica:" in str(error))
 """
 
 
@@ -168,7 +148,7 @@ def two(target: str, tmp_path_factory: pytest.TempPathFactory) -> Said:
     directory = tmp_path_factory.mktemp("two")
     write_files(directory)
     rows = json.dumps([[policy, *names] for policy, names, *_ in SHARDING])
-    program = BEGINS + LINES + SHARDED + "batches(6)\n" + FITTED + ENDS
+    program = BEGINS + LINES + SHARDED + "batches(6)\n" + ENDS
     return said_by(started(program, 2, target, directory, rows))
 
 
@@ -181,15 +161,6 @@ def test_auto_sharding(two: Said, policy: str, names: list[str], plain: Any, rea
 def test_sharding_a_shared_job_again_loses_elements(two: Said) -> None:
     found = [x for own in two["sharded again"] for x in own]
     assert 0 < len(found) < 48 and len(found) == len({*found})
-
-
-def test_fewer_files_than_workers(two: Said) -> None:
-    assert two["too few files"] == [True]
-
-
-def test_what_keras_cannot_do_it_cannot_without_a_service_either(two: Said) -> None:
-    """Its `fit` takes no batch of this strategy's for a tensor: docs/frameworks/keras.md."""
-    assert two["fit"] == [True] * 4
 
 
 INTERFACE = """

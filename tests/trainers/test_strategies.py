@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
-from collections.abc import Callable
-from typing import Any
-
-import pytest
-import tensorflow as tf
-from tensorflow.python.data.experimental.ops import distribute
-from tensorflow.python.distribute import input_ops
-
-from forebay import service
 
 from .. import forks
-from .sharding import LINES, SHARDING, write_files
 
 REPLICAS = """
 import sys
@@ -167,83 +156,3 @@ def test_replicas_in_one_process(target: str, tmp_path: pathlib.Path) -> None:
     program.write_text(REPLICAS)
     run = forks.run([str(program), target], timeout_s=100)
     assert (run.returncode, run.stdout) == (0, "done\n"), run.stderr
-
-
-def test_auto_sharding_in_one_process(target: str, tmp_path: pathlib.Path) -> None:
-    """Auto-sharding policies of the dataset of each worker."""
-    write_files(tmp_path)
-    made: dict[str, Callable[..., Any]] = {}
-    exec(LINES, made)
-    ways: list[Callable[[Any], Any]] = [lambda dataset: dataset]
-    ways.append(service.distribute("parallel_epochs", target))
-
-    def of_worker(worker: int, dataset: Any, policy: str) -> Any:
-        sizes = distribute.batch_sizes_for_worker(4, 2, 1, worker)
-        own = made["with_policy"](dataset, policy).rebatch(sizes).prefetch(1)
-        try:
-            return [x.numpy().tolist() for x in input_ops.auto_shard_dataset(own, 2, worker, 2)]
-        except tf.errors.NotFoundError as error:
-            return "unshardable source" in str(error)
-
-    for policy, names, *expected in SHARDING:
-        for way, steps in zip(ways, expected, strict=True):
-            dataset = made["lines"](tmp_path, *names).apply(way)
-            found = [of_worker(worker, dataset, policy) for worker in range(2)]
-            # Without a collective operation nobody takes part in a step on nothing.
-            assert found == [own if own is True else [x for x in own if x] for own in steps]
-    with pytest.raises(tf.errors.InvalidArgumentError, match="FILE based sharding"):
-        of_worker(0, made["lines"](tmp_path, "0 to 11"), "FILE")
-
-
-RESTARTED = """
-import json
-import os
-import sys
-import tensorflow as tf
-from forebay import service
-
-target, kind, directory = sys.argv[1:]
-(cpu,) = tf.config.list_physical_devices("CPU")
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-if kind == "mirrored":
-    strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
-else:
-    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
-over = tf.Variable(0)
-checkpoints = tf.train.CheckpointManager(tf.train.Checkpoint(over=over), directory, max_to_keep=1)
-again = checkpoints.restore_or_initialize() is not None
-
-
-def numbers(context):
-    return tf.data.Dataset.range(600).batch(12)
-
-
-dataset = service.distribute_across(
-    numbers, target, strategy, job_name=kind, initial_epoch=int(over), max_outstanding_requests=4
-)
-distributed = strategy.experimental_distribute_dataset(dataset)
-for epoch in range(int(over), 3):
-    for step, batch in enumerate(distributed):
-        own = [int(x) for part in strategy.experimental_local_results(batch) for x in part]
-        print(json.dumps([epoch, own]), flush=True)
-        if not again and (epoch, step) == (1, 3):
-            os.kill(os.getpid(), 9)
-    over.assign_add(1)
-    checkpoints.save()
-"""
-
-
-@pytest.mark.parametrize("kind", ["mirrored", "one device"])
-def test_a_trainer_that_is_killed_begins_again_from_its_checkpoint(
-    target: str, tmp_path: pathlib.Path, kind: str
-) -> None:
-    """It continues with the rest of the epoch that it was in."""
-    arguments = ["-c", RESTARTED, target, kind, str(tmp_path)]
-    runs = [forks.run(arguments) for _ in range(2)]
-    assert [run.returncode for run in runs] == [-9, 0], runs[1].stderr
-    steps = [[json.loads(line) for line in run.stdout.splitlines()] for run in runs]
-    for epoch in range(3):
-        own = [x for run in steps for number, step in run if number == epoch for x in step]
-        assert len(own) == len({*own}), f"epoch {epoch} has elements twice"
-        assert epoch == 1 or sorted(own) == list(range(600))
-    assert steps[1][0][0] == 1, "what was left of it"
