@@ -5,10 +5,10 @@ links to workers (links.py), and a *mode*. The mode decides what to read and whi
 first come, first served (first_come.py), rounds (rounds.py), an order (ordered.py), or claims
 (claims.py).
 
-The thread that iterates over `blocks()` owns the state. Helper threads only fill its inbox: the
-heartbeat thread adds the dispatcher's news of tasks, and the transport's readers add what workers
-send. The credit of each worker bounds the inbox. The readers also tell the dispatcher when a
-worker's address refuses them.
+The thread that iterates over `blocks()` owns the state. Helper threads only fill its inbox with
+calls for that thread: the heartbeat thread adds the dispatcher's news of tasks, and the transport's
+readers add what workers send. The credit of each worker bounds the inbox. The readers also tell the
+dispatcher when a worker's address refuses them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import NoReturn
 
 from ..blocks import Block
 from ..connections.dispatcher_client import DispatcherClient
@@ -56,29 +56,7 @@ SHORT_S = 0.01
 """A shorter wait is for workers: why else, it does not ask."""
 
 
-class _Delivery(NamedTuple):
-    """An item that a worker sent."""
-
-    client: Client
-    key: Key
-    item: Block | End | EndPending
-
-
-class _Gone(NamedTuple):
-    """The worker process is gone or going: it sends nothing more."""
-
-    uid: int
-    client: Client
-    reason: str
-
-
-class _Refused(NamedTuple):
-    """The address of a worker that was connected refuses connections."""
-
-    uid: int
-
-
-_Inbox = queue.SimpleQueue[_Delivery | _Gone | _Refused | News | ForebayError | None]
+_Inbox = queue.SimpleQueue[Callable[[], None]]
 
 
 class Consumer:
@@ -124,7 +102,7 @@ class Consumer:
             options,
             credit_bytes,
             deliver=self._deliver,
-            lost=lambda uid, client, reason: self._inbox.put(_Gone(uid, client, reason)),
+            lost=lambda *gone: self._inbox.put(partial(self._handle_gone, *gone)),
             refused=self._on_refusal,
             reconnected=self._meter.reconnected,
             credential=lambda: self._heartbeats.credential,
@@ -137,7 +115,7 @@ class Consumer:
         elif options.claimed is not None:
             claimer = Claimer(
                 dispatcher, joined.consumer_id, fail=self._hear,
-                wake=partial(self._inbox.put, None), closed=self._closed, taker=taker,
+                wake=partial(self._inbox.put, _wake), closed=self._closed, taker=taker,
             )  # fmt: skip
             self.mode = ClaimsMode(self.links, joined, claimer)
         elif options.num_consumers is not None:
@@ -221,7 +199,7 @@ class Consumer:
         self._wait_log.warn(since_s, self.mode.awaited, self._heartbeats.silent_s)
         self.mode.ask_again()
         try:
-            item = self._inbox.get(timeout=self.mode.patience_s)
+            handle = self._inbox.get(timeout=self.mode.patience_s)
         except queue.Empty:
             if not (self._heartbeats.alive or self._closed.is_set()):
                 raise Unavailable("the consumer's heartbeat has failed; read again") from None
@@ -231,25 +209,23 @@ class Consumer:
             self._meter.waited("workers" if waited_s < SHORT_S else self._awaits(), waited_s)
         if self._closed.is_set():
             raise Unavailable("the consumer was closed")
-        if isinstance(item, ForebayError):
-            raise item
-        if item is None:  # there is something new
-            return
-        if isinstance(item, News):
-            self.mode.update(item)
-        elif isinstance(item, _Gone):
-            log.info("worker %s is gone: %s", item.uid, item.reason)
-            if (link := self.links.remove(item.uid, item.client)) is not None:
-                self.mode.gone(link)
-        elif isinstance(item, _Refused):
-            self.mode.refused(item.uid)
-        elif isinstance(item.item, EndPending):
-            self.mode.held_by_others(item.key[0])
-        elif isinstance(item.item, Block):
-            self._meter.received(item.item)
-            self.mode.deliver(item.client, item.key, item.item)
+        handle()
+
+    def _handle_item(self, client: Client, key: Key, item: Block | End | EndPending) -> None:
+        """An item that a worker sent."""
+        if isinstance(item, EndPending):
+            self.mode.held_by_others(key[0])
+        elif isinstance(item, Block):
+            self._meter.received(item)
+            self.mode.deliver(client, key, item)
         else:
-            self.mode.end(item.key, item.item)
+            self.mode.end(key, item)
+
+    def _handle_gone(self, uid: int, client: Client, reason: str) -> None:
+        """The worker process is gone or going: it sends nothing more."""
+        log.info("worker %s is gone: %s", uid, reason)
+        if (link := self.links.remove(uid, client)) is not None:
+            self.mode.gone(link)
 
     def _awaits(self) -> str:
         """For what it waits: one of CAUSES (meters.py)."""
@@ -272,7 +248,7 @@ class Consumer:
             self.close()
             return
         self.taker.leave()
-        self._inbox.put(Unavailable("the consumer leaves"))  # wakes `blocks`
+        self._inbox.put(partial(_fail, Unavailable("the consumer leaves")))
 
     def close(self, left: int = 0) -> None:
         """Leave the iteration, and tell every worker. Idempotent and thread-safe: a second thread
@@ -302,7 +278,7 @@ class Consumer:
         self._spans.end()
         links = self.links.close_all()
         open_iterations.closed(self)
-        self._inbox.put(Unavailable("the consumer was closed"))  # wakes `blocks`
+        self._inbox.put(_wake)
         for link in links:  # start all before waiting: a link that still connects is slow
             if self._hands_back:
                 link.client.hand_back(self._given_by(link.client, left))
@@ -343,7 +319,7 @@ class Consumer:
     def _on_refusal(self, uid: int, why: ConnectionRefused | None) -> None:
         """An address refuses us, or with None no longer does."""
         if why is ConnectionRefused.ONCE_CONNECTED:
-            self._inbox.put(_Refused(uid))
+            self._inbox.put(partial(self.mode.refused, uid))
         self._heartbeats.refused(uid, why)
 
     def _report(self, request: pb.ConsumerHeartbeatRequest) -> None:
@@ -351,11 +327,21 @@ class Consumer:
         self.mode.report(request)
 
     def _hear(self, news: News | ForebayError) -> None:
-        if not isinstance(news, ForebayError):
-            self.mode.heard(news)
-        self._inbox.put(news)
+        if isinstance(news, ForebayError):
+            self._inbox.put(partial(_fail, news))
+            return
+        self.mode.heard(news)
+        self._inbox.put(partial(self.mode.update, news))
 
     def _deliver(self, client: Client, key: Key, item: Block | End | EndPending) -> None:
         if isinstance(item, Block):
             self.mode.arrived(client, key, item)
-        self._inbox.put(_Delivery(client, key, item))
+        self._inbox.put(partial(self._handle_item, client, key, item))
+
+
+def _wake() -> None:
+    """There is something new."""
+
+
+def _fail(error: ForebayError) -> NoReturn:
+    raise error

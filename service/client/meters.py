@@ -6,6 +6,7 @@ import itertools
 import os
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 from ..blocks import Block
@@ -49,51 +50,32 @@ class Meter:
         with _lock:
             if self in _open:
                 _open.discard(self)
-                _add(_closed, self)
+                _closed.update(self._amounts())
 
     def report(self, load: pb.ConsumerLoad) -> None:
         """Tell the dispatcher; any thread may."""
         load.open_ms = int(1000 * (time.monotonic() - self._began_s))
-        load.waited_ms = int(1000 * self.waits_s["workers"])
-        load.network_ms = int(1000 * self.waits_s["network"])
-        load.dispatcher_ms = int(1000 * self.waits_s["dispatcher"])
-        load.no_task_ms = int(1000 * self.waits_s["no_task"])
+        for cause, name in zip(CAUSES, ("waited", "network", "dispatcher", "no_task"), strict=True):
+            setattr(load, f"{name}_ms", int(1000 * self.waits_s[cause]))
         load.elements, load.bytes = self.elements, self.bytes
 
-    def values(self) -> dict[str, Any]:
-        return {
-            "elements": self.elements,
-            "bytes": self.bytes,
-            "seconds": time.monotonic() - self._began_s,
-            "wait_seconds": {**self.waits_s},
-            "reconnects": self.reconnects,
-        }
-
-
-def _zero() -> dict[str, Any]:
-    amounts = {"elements": 0, "bytes": 0, "seconds": 0.0}
-    return {**amounts, "wait_seconds": dict.fromkeys(CAUSES, 0.0), "reconnects": 0}
-
-
-def _add(total: dict[str, Any], meter: Meter) -> None:
-    for name, value in meter.values().items():
-        if name == "wait_seconds":
-            for cause, seconds in value.items():
-                total[name][cause] += seconds
-        else:
-            total[name] += value
+    def _amounts(self) -> dict[str, Any]:
+        seconds = time.monotonic() - self._began_s
+        counts = {"elements": self.elements, "bytes": self.bytes, "reconnects": self.reconnects}
+        return {**counts, "seconds": seconds, **self.waits_s}
 
 
 # Guards the two below. Reentrant: garbage collection may close a consumer.
 _lock = threading.RLock()
 _open: set[Meter] = set()
-_closed = _zero()
+_closed: Counter[str] = Counter()  # the amounts of closed ones
 
 
 def _forget() -> None:
     """A fork has none of these consumers, and another thread may have held the lock."""
-    global _lock, _closed
-    _lock, _closed = threading.RLock(), _zero()
+    global _lock
+    _lock = threading.RLock()
+    _closed.clear()
     _open.clear()
 
 
@@ -103,8 +85,12 @@ os.register_at_fork(after_in_child=_forget)
 def totals() -> dict[str, Any]:
     """Of all consumers of this process, and `open_consumers`: how many are open now."""
     with _lock:
-        total = {**_closed, "wait_seconds": {**_closed["wait_seconds"]}}
-        there = [*_open]
+        total, there = _closed.copy(), [*_open]
         for meter in there:
-            _add(total, meter)
-        return {"open_consumers": len(there), **total}
+            total.update(meter._amounts())
+    counts = {name: total[name] for name in ("elements", "bytes", "reconnects")}
+    waits_s = {cause: float(total[cause]) for cause in CAUSES}
+    seconds = float(total["seconds"])
+    return {
+        "open_consumers": len(there), **counts, "seconds": seconds, "wait_seconds": waits_s
+    }  # fmt: skip

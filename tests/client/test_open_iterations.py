@@ -46,7 +46,7 @@ def test_a_link_opened_during_leave_is_closed(
         return real(self, task)
 
     monkeypatch.setattr(Links, "_connected", open_slowly)
-    consumer._inbox.put(news(1))
+    consumer._hear(news(1))
     reader = in_thread(lambda: blocks.extend(consumer.blocks()))
     barrier.wait()
     consumer.leave()
