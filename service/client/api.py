@@ -125,7 +125,11 @@ def _registered_in_graph(
 ) -> str:
     """The id, as a tensor: each run of the function registers the dataset."""
     if parameter_servers.are_there():
-        return parameter_servers.register_dataset(service, dataset, compression, dataset_id)
+        address = parameter_servers.one_address(service)
+        named: str = parameter_servers.theirs.register_dataset(
+            address, dataset, parameter_servers.of_elements(compression), dataset_id
+        )
+        return named
     graph, cardinality, defined = serialized(dataset, compressed=compression == "SNAPPY")
     protocol, address = service if isinstance(service, tuple) else ("", service)
 
@@ -243,12 +247,12 @@ def from_dataset_id(
         **options,
     )
     if parameter_servers.are_there():
-        read.require_tensorflows()
+        how = read.of_tensorflow()
         if element_spec is None and isinstance(dataset_id, str):  # TensorFlow's op needs it
             definition = read.reader(dataset_id).definition()
             element_spec = decode_metadata(definition).element_spec
-        return parameter_servers.from_dataset_id(
-            service, dataset_id, element_spec, read.policy, job_name, read.options
+        return parameter_servers.theirs.from_dataset_id(
+            dataset_id=dataset_id, element_spec=element_spec, **how
         )
     return _read_as_dataset(read, dataset_id, element_spec)
 
@@ -291,14 +295,16 @@ class _Read:
             first_epoch=self._initial_epoch + 1,
         )  # fmt: skip
 
-    def require_tensorflows(self) -> None:
-        """Raises InvalidArgument if TensorFlow's own operations cannot read so."""
+    def of_tensorflow(self) -> dict[str, Any]:
+        """The arguments by which TensorFlow's own operations read so. Raises InvalidArgument if
+        they cannot."""
         if self._initial_epoch:
             raise InvalidArgument(
                 f"initial_epoch={self._initial_epoch}: beside parameter servers TensorFlow's own "
                 "operations read, which begin with epoch 0; give each start a job_name of its own"
             )
         _require_no_order(self.options)
+        return parameter_servers.arguments(self._service, self.policy, self._job_name, self.options)
 
 
 def _read_as_dataset(read: _Read, dataset_id: Any, element_spec: Any) -> Dataset:
@@ -489,10 +495,9 @@ def distribute(
     @raising_tensorflows()
     def apply(dataset: Dataset) -> Dataset:
         if parameter_servers.are_there():
-            read.require_tensorflows()
-            return parameter_servers.distribute(
-                service, dataset, compression, read.policy, job_name, read.options
-            )
+            compressed = parameter_servers.of_elements(compression)
+            theirs = parameter_servers.theirs
+            return dataset.apply(theirs.distribute(compression=compressed, **read.of_tensorflow()))
         dataset_id = register_dataset(service, dataset, compression)
         return _read_as_dataset(read, dataset_id, dataset.element_spec)
 

@@ -281,6 +281,7 @@ def read_options(
     initial_epoch, ordered = arguments.get("initial_epoch", 0), arguments.get("ordered", False)
     delivery = arguments.get("delivery", AT_MOST_ONCE)
     order = {name: value for name, value in arguments.items() if name in ORDER}
+    protocol, targets = transfer_protocol(data_transfer_protocol), _targets(target_workers)
     check_job_name(job_name)
     check_index(consumer_index, num_consumers)
     if delivery not in (AT_MOST_ONCE, AT_LEAST_ONCE):
@@ -289,11 +290,15 @@ def read_options(
         )
     if delivery == AT_LEAST_ONCE:
         _check_in_bundles("a read at least once", policy, arguments)
-        _check_claimed(ordered, num_consumers)
+        for name in ("ordered", "num_consumers"):
+            if arguments.get(name):
+                raise InvalidArgument(
+                    f"{name}={arguments[name]} and delivery={AT_LEAST_ONCE!r}: give one of them. "
+                    "An ordered read goes on exactly at the position that is restored; any number "
+                    "of consumers that read at least once may come and go"
+                )
         _check_initial_epoch(initial_epoch, job_name, cached=False)
-        protocol = transfer_protocol(data_transfer_protocol)
-        claimed = claimed_options(order)
-        return ReadOptions(protocol=protocol, targets=_targets(target_workers), claimed=claimed)
+        return ReadOptions(protocol=protocol, targets=targets, claimed=claimed_options(order))
     if not ordered and order:
         raise InvalidArgument(f"{', '.join(order)}: of an ordered read; give ordered=True as well")
     if ordered:
@@ -304,8 +309,7 @@ def read_options(
                 "or start_position instead"
             )
         positioned = ordered_options(order, consumer_index, num_consumers)
-        protocol = transfer_protocol(data_transfer_protocol)
-        return ReadOptions(protocol=protocol, targets=_targets(target_workers), ordered=positioned)
+        return ReadOptions(protocol=protocol, targets=targets, ordered=positioned)
     if num_consumers is not None and job_name is None:
         raise InvalidArgument(
             "`job_name` must be set when setting `num_consumers`. num_consumers was set to "
@@ -326,7 +330,6 @@ def read_options(
             "Cross-trainer caching does not support coordinated reads. Got number of coordinated "
             f"consumers: {num_consumers}"
         )
-    protocol = transfer_protocol(data_transfer_protocol)
     if cache is not None and protocol == LOCAL:
         raise InvalidArgument(
             f"data_transfer_protocol={data_transfer_protocol!r} hands over what the cache keeps "
@@ -335,7 +338,7 @@ def read_options(
     return ReadOptions(
         protocol=protocol,
         max_elements=None if bound is None else int(bound),
-        targets=_targets(target_workers),
+        targets=targets,
         cache=cache,
         consumer_index=consumer_index or 0,
         num_consumers=num_consumers,
@@ -362,20 +365,6 @@ def _check_in_bundles(read: str, policy: ShardingPolicy, arguments: ReadArgument
     for what, is_given in wrong.items():
         if is_given:
             raise InvalidArgument(f"{read} does not go with {what}")
-
-
-def _check_claimed(ordered: bool, num_consumers: int | None) -> None:
-    """Raises InvalidArgument for what a read at least once does not go with."""
-    if ordered:
-        raise InvalidArgument(
-            f"ordered=True and delivery={AT_LEAST_ONCE!r}: leave delivery out, as an ordered read "
-            "goes on exactly at the position that is restored"
-        )
-    if num_consumers is not None:
-        raise InvalidArgument(
-            f"num_consumers={num_consumers} and delivery={AT_LEAST_ONCE!r}: leave num_consumers "
-            "out, as any number of consumers may come and go"
-        )
 
 
 def _targets(given: str) -> TargetWorkers:

@@ -17,6 +17,7 @@ from ..errors import InvalidArgument
 from .options import ReadOptions, ShardingPolicy
 
 theirs = tf.data.experimental.service
+"""TensorFlow's own."""
 
 Service = str | tuple[str, str]
 
@@ -26,54 +27,14 @@ def are_there() -> bool:
     return any("/job:ps/" in device.name for device in tf.config.list_logical_devices())
 
 
-def from_dataset_id(
-    service: Service,
-    dataset_id: Any,
-    element_spec: Any,
-    policy: ShardingPolicy,
-    job_name: str | None,
-    how: ReadOptions,
-) -> Any:
-    """Raises InvalidArgument, and what TensorFlow's does."""
-    return theirs.from_dataset_id(
-        service=_one_address(service),
-        dataset_id=dataset_id,
-        element_spec=element_spec,
-        **_arguments(policy, job_name, how),
-    )
-
-
-def distribute(
-    service: Service,
-    dataset: Any,
-    compression: str | None,
-    policy: ShardingPolicy,
-    job_name: str | None,
-    how: ReadOptions,
-) -> Any:
-    """Raises InvalidArgument, and what TensorFlow's does."""
-    distributed = theirs.distribute(
-        service=_one_address(service),
-        compression=_of_elements(compression),
-        **_arguments(policy, job_name, how),
-    )
-    return dataset.apply(distributed)
-
-
-def register_dataset(
-    service: Service, dataset: Any, compression: str | None, dataset_id: str | None
-) -> str:
-    """Returns the id as a tensor. Raises InvalidArgument, and TensorFlow's errors."""
-    registered: str = theirs.register_dataset(
-        _one_address(service), dataset, _of_elements(compression), dataset_id
-    )
-    return registered
-
-
-def _arguments(policy: ShardingPolicy, job_name: str | None, how: ReadOptions) -> dict[str, Any]:
-    """All arguments but the transfer protocol: TensorFlow has its own protocols."""
+def arguments(
+    service: Service, policy: ShardingPolicy, job_name: str | None, how: ReadOptions
+) -> dict[str, Any]:
+    """Those of TensorFlow's `from_dataset_id` and `distribute` that read so, but for the transfer
+    protocol: TensorFlow has its own protocols. Raises InvalidArgument."""
     of_a_round = how.num_consumers is not None
     return {
+        "service": one_address(service),
         "processing_mode": theirs.ShardingPolicy(policy.value),
         "job_name": job_name,
         "consumer_index": how.consumer_index if of_a_round else None,
@@ -84,12 +45,13 @@ def _arguments(policy: ShardingPolicy, job_name: str | None, how: ReadOptions) -
     }
 
 
-def _of_elements(compression: str | None) -> str | None:
+def of_elements(compression: str | None) -> str | None:
     """TensorFlow's compression for ours; it does not know blocks, nor their compressions."""
     return compression if compression in (None, "SNAPPY") else "AUTO"
 
 
-def _one_address(service: Service) -> str:
+def one_address(service: Service) -> str:
+    """Raises InvalidArgument for several."""
     named = "://".join(service) if isinstance(service, tuple) else service
     if isinstance(named, str) and "," in named:
         raise InvalidArgument(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
 from ...journal.datasets import content_fingerprint
 from ...journal.proto import events_pb2 as ev
@@ -64,7 +64,8 @@ def _read_by_name(service: str | tuple[str, str], name: str) -> set[str]:
     return set()
 
 
-Answer = TypeVar("Answer")
+_Asked = Callable[[Callable[..., Any]], Generator[Block, None, Any]]
+"""Of a request to make: its answer, once a dispatcher gives one (`Reader._answered`)."""
 
 
 def fetch_dataset(
@@ -193,7 +194,8 @@ class Reader:
         consumer = None
         try:
             try:
-                joined = yield from self._joined(dispatcher, nothing, taker)
+                asked = partial(self._answered, dispatcher, nothing, taker)
+                joined = yield from self._joined(dispatcher, asked)
             except _ToStop:
                 return
             consumer = Consumer(
@@ -218,7 +220,7 @@ class Reader:
                 self._known = dispatcher.known
 
     def _joined(
-        self, dispatcher: DispatcherClient, nothing: Block | None, taker: Taker | None
+        self, dispatcher: DispatcherClient, asked: _Asked
     ) -> Generator[Block, None, pb.JoinIterationResponse]:
         """Joins the job's next epoch. If that fails, the next iteration reads this epoch."""
         ordered = self.options.ordered
@@ -252,16 +254,15 @@ class Reader:
                 epoch=epoch, consumer_index=index, member=member, **how
             )
             call = partial(dispatcher.call_numbered, request, pb.JoinIterationResponse)
-            return (yield from self._answered(dispatcher, call, nothing, taker))
+            answer: pb.JoinIterationResponse = yield from asked(call)
+            return answer
 
         try:
             joined = yield from ask(job=job)
             for doubt in joined.doubts:
                 log.warning("dataset %s: %s", self.dataset_id, doubt)
             if not joined.consumer_id:
-                yield from self._require_same_elements(
-                    dispatcher, joined.dataset_id, nothing, taker
-                )
+                yield from self._require_same_elements(dispatcher, joined.dataset_id, asked)
                 if self._warns:
                     log.warning(
                         "the job %r is of dataset %s, whose elements are read, and not those of "
@@ -306,16 +307,11 @@ class Reader:
             return next(self._epochs)
 
     def _require_same_elements(
-        self,
-        dispatcher: DispatcherClient,
-        dataset_id: str,
-        nothing: Block | None,
-        taker: Taker | None,
+        self, dispatcher: DispatcherClient, dataset_id: str, asked: _Asked
     ) -> Generator[Block, None, None]:
         definitions = []
         for each in (self.dataset_id, dataset_id):
-            ask = partial(_dataset, dispatcher, each)
-            answer = yield from self._answered(dispatcher, ask, nothing, taker)
+            answer = yield from asked(partial(_dataset, dispatcher, each))
             definitions.append(answer.definition)
         mine, theirs = definitions
         if self.options.ordered is not None and (
@@ -336,10 +332,10 @@ class Reader:
     def _answered(
         self,
         dispatcher: DispatcherClient,
-        ask: Callable[..., Answer],
         nothing: Block | None,
         taker: Taker | None,
-    ) -> Generator[Block, None, Answer]:
+        ask: Callable[..., Any],
+    ) -> Generator[Block, None, Any]:
         """Retries `ask` until a dispatcher answers, and returns the answer. Yields `nothing`, if
         given, after each attempt. Raises _ToStop."""
         asked = False
