@@ -34,34 +34,6 @@ class Blocks:
         self._closed.append(self)
 
 
-def functions_of(make: Callable[[], Any]) -> list[Any]:
-    """The tf.data functions of the dataset, which each iterator instantiates."""
-    with tf.Graph().as_default() as graph:
-        make()
-        library = graph.as_graph_def().library
-    return [f for f in library.function if f.attr["_tf_data_function"].b]
-
-
-@pytest.mark.parametrize(
-    ("spec", "cardinality", "functions"),
-    [
-        (tf.TensorSpec([], tf.int64), tf.data.UNKNOWN_CARDINALITY, 6),
-        (tf.TensorSpec([224, 224, 3], tf.uint8), tf.data.INFINITE_CARDINALITY, 8),
-        (tf.TensorSpec([], tf.string), tf.data.UNKNOWN_CARDINALITY, 6),
-        (tf.RaggedTensorSpec([2, None], tf.float32), tf.data.INFINITE_CARDINALITY, 8),
-    ],
-    ids=str,
-)
-def test_an_iterator_has_few_functions_and_none_is_optimized(
-    spec: Any, cardinality: int, functions: int
-) -> None:
-    found = functions_of(
-        lambda: dataset_of_blocks(lambda: pytest.fail("opened"), spec, cardinality=cardinality)
-    )
-    assert len(found) <= functions
-    assert [f.signature.name for f in found if not f.attr[ONE_DEVICE].b] == []
-
-
 def test_datasets_of_different_specs_share_traces_and_leave_nothing_behind() -> None:
     """The functions that begin and end iterations are traced once for all datasets."""
     closed: list[Blocks] = []

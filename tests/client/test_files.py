@@ -104,21 +104,6 @@ def test_a_file_that_changes_while_its_index_is_made(
     assert count_of(register(path)) == 4
 
 
-def test_samples_that_cannot_be_read_name_their_tar(
-    register: Register, tmp_path: pathlib.Path
-) -> None:
-    path = tmp_path / "a.tar"
-    for names, said in (
-        (["a.x", "a.x"], "two members of one extension"),
-        (["a.x", "b.y"], "write samples with the same extensions"),
-    ):
-        with tarfile.open(path, "w") as tar:
-            for name in names:
-                tar.addfile(tarfile.TarInfo(name))
-        with pytest.raises(InvalidArgument, match=f"{path}: sample .*{said}"):
-            register(path)
-
-
 @pytest.mark.parametrize("size", [-1, -512, -1024, -(1 << 40)])
 def test_a_member_of_a_negative_size_is_refused(
     register: Register, tmp_path: pathlib.Path, size: int
@@ -325,14 +310,6 @@ def test_files_of_different_times_are_named(tmp_path: pathlib.Path, register: Re
         pq.write_table(table, tmp_path / f"{unit}.parquet")
     with pytest.raises(InvalidArgument, match=r"us.parquet .*\[us\].*\[ms\].*one type"):
         register(tmp_path)
-
-
-def test_a_fill_that_would_be_rounded_is_refused(
-    tmp_path: pathlib.Path, register: Register
-) -> None:
-    pq.write_table(pa.table({"i": pa.array([1, None], pa.int64())}), tmp_path / "a.parquet")
-    with pytest.raises(InvalidArgument, match=r"fill.*1\.5.*int64"):
-        register(tmp_path / "a.parquet", fill={"i": 1.5})
 
 
 def test_what_is_no_file_is_refused(tmp_path: pathlib.Path, register: Register) -> None:

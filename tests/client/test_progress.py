@@ -99,13 +99,6 @@ def test_a_collected_iterator_is_left_in_another_thread_whatever_lock_is_held() 
         assert left_by.get(timeout=60) == "forebay-leaving"
 
 
-def test_all_elements_are_given_once() -> None:
-    for size in (None, 5):
-        epoch = Epoch()
-        assert np.hstack([*epoch.taking(size)]).tolist() == [*range(12)]
-        assert epoch.left == 0
-
-
 @pytest.mark.parametrize("size", [None, 5])
 def test_threads_that_share_an_iterator_take_turns(size: int | None) -> None:
     """Without turns they crash the process, within itertools.chain."""

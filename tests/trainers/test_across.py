@@ -105,15 +105,6 @@ def test_finished_epochs_are_not_read_again(target: str) -> None:
     assert [read(again), read(again)] == [[*range(10)]] * 2
 
 
-def test_finished_epochs_stay_finished_after_a_restart(tmp_path: pathlib.Path) -> None:
-    with DispatcherProcess(tmp_path) as dispatcher, WorkerProcess(dispatcher.address):
-        read(across(dispatcher.target, CHIEF, "kept", dataset_fn=numbers))
-        dispatcher.kill_and_restart()
-        with pytest.raises(tf.errors.FailedPreconditionError, match="has read 1 epochs"):
-            across(dispatcher.target, WORKER, "kept")
-        across(dispatcher.target, WORKER, "kept", initial_epoch=1)
-
-
 def test_an_evaluator_evaluates_on_all_whenever_it_is_started(target: str) -> None:
     across(target, CHIEF, "evaluated", dataset_fn=numbers)
     for initial_epoch in (0, 0, 50):
