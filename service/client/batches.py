@@ -149,7 +149,7 @@ class Layout:
         """`each`, if given, converts all elements of a component faster than one by one. If an
         element has another shape than was inferred of others, that is a warning where it `widens`,
         and an error otherwise."""
-        convert = convert or _itself
+        convert = convert or (lambda value: value)
         self._convert = convert
         self._each = each or (lambda component: map(convert, component.elements()))
         self._assemble = assemble(structure)
@@ -300,10 +300,6 @@ def _other_shape(component: Component, shape: Shape) -> tuple[int, ...] | None:
 
 def _is(there: tuple[int, ...], shape: Shape) -> bool:
     return all(a is None or a == b for a, b in zip(shape, there, strict=False))
-
-
-def _itself(value: Any) -> Any:
-    return value
 
 
 def _filling(pad: Any, dtype: str, path: str) -> Any:

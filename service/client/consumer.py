@@ -75,7 +75,6 @@ class Consumer:
         self.taker = taker
         self.consumer_id = joined.consumer_id
         self.last_task_id = 0  # of the last block; stays 0 in rounds, whose blocks mix tasks
-        self.not_handed_back: list[int] = []  # tasks whose workers missed the final handback
         self._dispatcher = dispatcher
         self._process_id = os.getpid()
         self._hands_back = options.hands_back
@@ -287,7 +286,6 @@ class Consumer:
         give_up_s = time.monotonic() + GOODBYE_S
         for link in links:
             if not link.client.close(give_up_s):
-                self.not_handed_back += link.reading
                 log.warning("a worker has not heard what is handed back to it, which is lost")
         try:
             for request, answer in self.mode.final_reports(self.consumer_id, left):

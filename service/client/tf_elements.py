@@ -99,14 +99,13 @@ def dataset_of_blocks(
     options = options_for(specs).merge(options or tf.data.Options())
     said = options._to_proto().SerializeToString(deterministic=True)
     key = (tuple(nest.flatten(element_spec)), compressed, cardinality, said)
-    kind = _ReadyElements if _are_ready(list(map(_Column, specs)), compressed) else _Elements
     if not tf.executing_eagerly():  # traced into the user's graph, which owns the functions
         number: Any = open_blocks
         if callable(open_blocks):
             number = sources.add(BlockSource(open_blocks))
             sources.drop_with(number, _outermost_function())
-        built = Maker(element_spec, compressed, cardinality, options).built(number)
-        return kind(built, element_spec, cardinality)
+        own = Maker(element_spec, compressed, cardinality, options)
+        return _Elements(own.built(number), element_spec, cardinality, is_ready=own.is_ready)
     with _making:
         maker = makers.pop(key, None)
         if maker is None:
@@ -117,7 +116,8 @@ def dataset_of_blocks(
         if len(makers) > MAKERS:
             del makers[next(iter(makers))]
         number = sources.add(BlockSource(open_blocks, maker))
-        dataset = kind(maker.make(number), element_spec, cardinality)
+        built = maker.make(number)
+        dataset = _Elements(built, element_spec, cardinality, is_ready=maker.is_ready)
     sources.drop_with(number, dataset)
     return dataset
 
@@ -150,12 +150,14 @@ class Maker:
         columns = [_Column(spec) for spec in specs]
         self._cardinality = cardinality
         self._options = options
-        self._ready = _are_ready(columns, compressed)
+        # Whether every component is an array of rows, which is cut without a function call.
+        stacked = bool(columns) and all(column.stacked for column in columns)
+        self.is_ready = stacked and not compressed
         self._cut: Traced | None = None
         self._finished: Traced | None = None
         self._made: Any = None
         self.callbacks: list[Any] = []  # Python functions that the traced functions call
-        if self._ready:
+        if self.is_ready:
             self._trace_ready(columns, element_spec)
         else:
             self._trace(columns, element_spec, compressed)
@@ -243,11 +245,6 @@ def _finished(element_spec: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(to_tensor_list(element_spec, restore(element_spec, tensors)))
 
 
-def _are_ready(columns: list[_Column], compressed: bool) -> bool:
-    """Whether every component is an array of rows, which is cut without a function call."""
-    return bool(columns) and not compressed and all(column.stacked for column in columns)
-
-
 def _with_cardinality(dataset: Any, cardinality: int) -> Any:
     if cardinality == tf.data.INFINITE_CARDINALITY:
         # TensorFlow calls some finite datasets infinite, and an assertion would fail for those.
@@ -261,8 +258,10 @@ class _Elements(dataset_ops._VariantDataset):  # type: ignore[misc]
 
     may_repeat = staticmethod(lambda: not stopping.is_set())
 
-    def __init__(self, built: Any, element_spec: Any, cardinality: int) -> None:
-        self._built = built
+    def __init__(self, built: Any, element_spec: Any, cardinality: int, *, is_ready: bool) -> None:
+        """Elements that `is_ready` are only cut out of their block: eager loops read them without
+        tf.data's prefetch, which would only pass single elements to another thread."""
+        self._built, self._is_ready = built, is_ready
         super().__init__(built._variant_tensor, element_spec)
         self._cardinality = cardinality  # `cardinality()` is a tensor, without a value in a trace
 
@@ -275,11 +274,9 @@ class _Elements(dataset_ops._VariantDataset):  # type: ignore[misc]
         options = tf.data.Options()
         options.experimental_optimization.apply_default_optimizations = False
         options.autotune.enabled = False
-        dataset = dataset_ops.DatasetV2.with_options(self._as_iterated(), options)
+        ahead = self if self._is_ready else self.prefetch(tf.data.AUTOTUNE)  # as tf.data would
+        dataset = dataset_ops.DatasetV2.with_options(ahead, options)
         return _Iterator(dataset) if tf.executing_eagerly() else iter(dataset)
-
-    def _as_iterated(self) -> Any:
-        return self.prefetch(tf.data.AUTOTUNE)  # as tf.data would
 
     def repeat(self, count: Any = None, name: str | None = None) -> Any:
         """As `tf.data.Dataset.repeat`, but endless repetition continues after an empty iteration,
@@ -297,14 +294,6 @@ class _Elements(dataset_ops._VariantDataset):  # type: ignore[misc]
 
     def _continue_in_graph(self, _: Tensor) -> Tensor:
         return tf.ensure_shape(tf.numpy_function(self.may_repeat, [], tf.bool), [])
-
-
-class _ReadyElements(_Elements):
-    """Elements that are only cut out of their block: eager loops read them without prefetch."""
-
-    def _as_iterated(self) -> Any:
-        # tf.data's prefetch would only pass single elements to another thread.
-        return self
 
 
 def _opening(
@@ -326,7 +315,8 @@ def _opening(
         if block is NOTHING:
             return nothing
         try:
-            _check_components(columns, block)
+            if (found := len(block.components)) != len(columns):
+                raise ValueError(f"{_WRONG_SPEC}: {len(columns)} tensors instead of {found}")
             pairs = zip(columns, block.components, strict=True)
             return [block.count, *[part for c, own in pairs for part in c.arrays(own)]]
         except BaseException as error:
@@ -442,7 +432,7 @@ class _Column:
             ]
         else:
             flat = values if self._shape is not None else values.reshape(-1)
-            parts.append(_as_dtype(flat, self._carrier.dtype))
+            parts.append(flat.astype(self._carrier.dtype.as_numpy_dtype, copy=False))
         return parts if self._shape is not None else [*parts, shapes]
 
     def _check(self, component: Component) -> None:
@@ -496,22 +486,11 @@ class _Column:
 _WRONG_SPEC = "the element_spec is not that of the elements, it says"
 
 
-def _check_components(columns: list[_Column], block: Block) -> None:
-    if len(block.components) != len(columns):
-        found = len(block.components)
-        raise ValueError(f"{_WRONG_SPEC}: {len(columns)} tensors instead of {found}")
-
-
 def _no_rows(spec: Any) -> Array:
     shape = [dimension or 0 for dimension in spec.shape]
     if spec.dtype == tf.string:
         return np.full(shape, b"", object)
     return np.zeros(shape, spec.dtype.as_numpy_dtype)
-
-
-def _as_dtype(values: Array, dtype: Any) -> Array:
-    native = dtype.as_numpy_dtype
-    return values if values.dtype == native else values.astype(native)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -262,12 +262,11 @@ class _InitialEpoch(int):
         return True
 
 
-class _Restored:
+class _Restored(NamedTuple):
     """What else a checkpoint has."""
 
-    def __init__(self, steps: int | None, metrics: list[Any]) -> None:
-        """`steps` of an epoch, if that was known."""
-        self.steps, self.metrics = steps, metrics
+    steps: int | None  # of an epoch, if that was known
+    metrics: list[Any]
 
 
 class _InModel(keras.losses.Loss):  # type: ignore[misc]

@@ -38,10 +38,6 @@ AT_ONCE = 1024
 """How many elements become tensors at a time: a block may have a million."""
 
 
-def _itself(value: Any) -> Any:
-    return value
-
-
 class ServiceDataset(ReadsInOrder, IterableDataset):  # type: ignore[misc]
     """Reads a registered dataset as tensors: an `IterableDataset`, for a DataLoader or alone.
 
@@ -336,7 +332,9 @@ def tensor_of(value: Any) -> Any:
     return torch.from_numpy(array.view(f"u{array.itemsize}")).view(dtype)
 
 
-def _tensors_of(component: Component, place: Callable[[Any], Any] = _itself) -> Iterator[Any]:
+def _tensors_of(
+    component: Component, place: Callable[[Any], Any] = lambda tensor: tensor
+) -> Iterator[Any]:
     """The tensors of each element, where `place` puts them."""
     if (
         isinstance(component, Rows)

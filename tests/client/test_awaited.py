@@ -149,16 +149,6 @@ class TestWaiting:
             assert not caplog.messages
 
 
-def test_close_remembers_tasks_whose_handback_did_not_arrive(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with consuming(hands_back=True) as consumer:
-        consumer.mode.update(news(1, 2))
-        monkeypatch.setattr(Client.all[12], "close", lambda _: False)
-        consumer.close()
-        assert consumer.not_handed_back == [2]
-
-
 class Later:
     """The clock in 100 seconds."""
 
