@@ -143,9 +143,9 @@ class ClaimingReader(Reader):
     consumer_id = 0
 
     def _joined(
-        self, dispatcher: DispatcherClient, nothing: Block | None, taker: Any
+        self, dispatcher: DispatcherClient, asked: Any
     ) -> Generator[Block, None, pb.JoinIterationResponse]:
-        joined = yield from super()._joined(dispatcher, nothing, taker)
+        joined = yield from super()._joined(dispatcher, asked)
         self.consumer_id = joined.consumer_id
         return joined
 
