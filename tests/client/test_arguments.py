@@ -30,8 +30,11 @@ def from_dataset_id(target: str, dataset_id: str, **how: Any) -> Any:
     ("wrong", "says"),
     [
         ({"delivery": "exactly_once"}, "delivery='exactly_once' must be 'at_most_once' or"),
-        ({**ONCE, **IN_ORDER}, "ordered=True and delivery=.*leave delivery out"),
-        ({**ONCE, "num_consumers": 2, "consumer_index": 0}, "leave num_consumers out"),
+        ({**ONCE, **IN_ORDER}, "ordered=True and delivery=.*give one of them"),
+        (
+            {**ONCE, "num_consumers": 2, "consumer_index": 0},
+            "num_consumers=2 and delivery=.*give one of them",
+        ),
         ({**ONCE, "seed": 1.5}, "seed=1.5 must be an integer"),
         ({**ONCE, "bundle_splits": 0}, "bundle_splits=0 must be an integer from 1"),
         ({**ONCE, "batch_size": 4}, "batch_size: no argument of a read at least once, which takes"),
