@@ -42,7 +42,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from ...journal.proto import events_pb2 as ev
 from ..blocks import Block
@@ -56,6 +55,9 @@ from .takes import Takes
 @dataclass(frozen=True, slots=True)
 class EndOfTask:
     """The task has ended; its last block was given before."""
+
+
+END_OF_TASK = EndOfTask()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,21 +105,15 @@ class OutputReset(ForebayError):
     """All blocks so far, and this one, are dropped: the producer restarts with its first block."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Some elements of a task."""
+class Listener:
+    """Learns how many elements were received or dropped. Called with locks held: must neither wait
+    nor call back. This one ignores it."""
 
-    count: int
+    def acknowledged(self, elements: int) -> None:
+        """A consumer has received so many."""
 
-
-class Listener(Protocol):
-    """Learns what becomes of elements. Called with locks held: must neither wait nor call back."""
-
-    def acknowledged(self, part: Part) -> None:
-        """A consumer has received these elements."""
-
-    def dropped(self, part: Part) -> None:
-        """No consumer will get these: theirs has gone, or none asked for them."""
+    def dropped(self, elements: int) -> None:
+        """No consumer will get so many: theirs has gone, or none asked for them."""
 
 
 class Subscription(ABC):
@@ -138,7 +134,6 @@ class Subscription(ABC):
         returned None with credit."""
         return False
 
-    @abstractmethod
     def next(
         self, credit: bool, max_elements: int | None = None
     ) -> tuple[Block, int] | End | EndPending | None:
@@ -148,17 +143,25 @@ class Subscription(ABC):
         also get EndPending. Without `credit` no block is returned. A larger block is split: the
         elements beyond `max_elements` stay in the buffer. Never waits.
         """
+        with self.output.lock:
+            return self.next_locked(credit, max_elements)
 
     @abstractmethod
+    def next_locked(
+        self, credit: bool, max_elements: int | None
+    ) -> tuple[Block, int] | End | EndPending | None:
+        """The policy's part of `next`."""
+
     def received(self, blocks: Sequence[Block]) -> None:
         """The consumer has these: the oldest of those given and not yet received. Never waits."""
+        self.output.listener.acknowledged(elements_of(blocks))
 
-    @abstractmethod
     def close(self, lacking: Sequence[Block] = ()) -> None:
         """The consumer wants no more. It never received the blocks in `lacking`.
 
         Call it once, as the last method. Never waits.
         """
+        self.output.listener.dropped(elements_of(lacking))
 
     def hand_back(self, blocks: Sequence[Block]) -> None:
         """Return blocks that were given and not received: others get them first, in this order.
@@ -166,12 +169,6 @@ class Subscription(ABC):
         Only if `hands_back` is true. Never waits.
         """
         raise TypeError(f"{type(self).__name__} hands nothing back")
-
-    def next_locked(
-        self, credit: bool, max_elements: int | None
-    ) -> tuple[Block, int] | End | EndPending | None:
-        """`next`, for who has the lock of the output's state."""
-        return self.next(credit, max_elements)
 
     def retry_s(self) -> float | None:
         """After how many seconds `next` may give a block although nothing changes; or None."""
@@ -221,20 +218,22 @@ class TaskOutput(ABC):
     ) -> None:
         # How blocks are compressed; the producer may set it before the first block.
         self.compression: ev.BlockCompression = ev.MEASURED
-        self.changed = threading.Condition(threading.RLock())  # guards all state, also of policies
+        self.lock = threading.Lock()  # guards all state, also of policies
+        self.changed = threading.Condition(self.lock)
         self.blocked = Stopwatch()  # while the producer waits for room
         self.opens = 0  # subscriptions opened so far
         self.takes: Takes | None = None  # of a policy that gives each element to one consumer
         # Told the `traceparent` of a consumer that waits.
         self.on_trace: Callable[[str], object] = lambda _: None
         self._when_opened: list[tuple[int, Callable[[], None]]] = []
-        self._memory = (budget or MemoryBudget()).share()
+        # Called, from any thread, when subscriptions may have something new.
+        self.on_change: OnChange = lambda output, changed: None
+        self.memory = (budget or MemoryBudget()).share()
+        self.listener = listener or Listener()
         self._parked_after: int | None = None  # see `park`; a number of subscriptions
         self._is_reset = False
         self._max_bytes = max_bytes
-        self._listener = listener
         self._end: End | None = None
-        self._on_change: OnChange | None = None
 
     # -- the producer ---------------------------------------------------------------------------
 
@@ -246,25 +245,31 @@ class TaskOutput(ABC):
         sent, or that the policy cannot place.
         """
 
-    def finish(self) -> None:
-        """End the task: consumers get EndOfTask after the last block. Raises OutputReset."""
-        self._finish(EndOfTask())
+    def finish(self, end: End = END_OF_TASK) -> None:
+        """End the task: consumers get `end` after the last block. Raises OutputReset."""
+        with self.changed:
+            if isinstance(end, EndOfTask) and self._is_reset:
+                self._check_open()
+            if self._end is None:
+                self._end = end
+            self.changed.notify_all()
+        self.on_change(self, None)
 
     def fail(self, code: str, message: str) -> None:
         """The pipeline raised. Consumers get TaskFailed after the blocks that came before it.
 
         `code` is a canonical status name, such as "INVALID_ARGUMENT".
         """
-        self._finish(TaskFailed(code, message))
+        self.finish(TaskFailed(code, message))
 
     def cancel(self) -> None:
         """Drop the buffered blocks; `put` raises from now on. Consumers get TaskUnknown."""
         with self.changed:
             self._end = TaskUnknown()
             self._clear()
-            self._memory.close()
+            self.memory.close()
             self.changed.notify_all()
-        self._notify()
+        self.on_change(self, None)
 
     def park(self, after: int | None) -> None:
         """Let `put` exceed the buffer until more than `after` subscriptions were opened, so that
@@ -305,7 +310,7 @@ class TaskOutput(ABC):
             if restart and isinstance(self._end, EndOfTask):
                 self._end = None
             self.changed.notify_all()
-        self._notify()
+        self.on_change(self, None)
         return elements
 
     # -- the carrier ----------------------------------------------------------------------------
@@ -339,10 +344,6 @@ class TaskOutput(ABC):
             self._when_opened.append((after, callback))
         self.notify_opened()
 
-    def on_change(self, callback: OnChange | None) -> None:
-        """Call this, from any thread, when subscriptions may have something new."""
-        self._on_change = callback
-
     # -- the worker -----------------------------------------------------------------------------
 
     def wait_drained(self, timeout_s: float) -> bool:
@@ -366,7 +367,7 @@ class TaskOutput(ABC):
     @property
     @abstractmethod
     def waiting_elements(self) -> int:
-        """How many buffered elements were given to no consumer."""
+        """How many buffered elements were given to no consumer. Takes no lock."""
 
     @property
     def ended(self) -> bool:
@@ -376,7 +377,7 @@ class TaskOutput(ABC):
     @property
     def held_bytes(self) -> int:
         """How much of the worker's memory budget it holds."""
-        return self._memory.held
+        return self.memory.held
 
     # -- for policies ---------------------------------------------------------------------------
 
@@ -384,9 +385,9 @@ class TaskOutput(ABC):
     def _open(self, order: Order) -> Subscription | End:
         """The policy's part of `open`."""
 
-    @abstractmethod
     def _holds(self) -> bool:
         """Whether `wait_drained` must still wait once the output has ended."""
+        return self.waiting_elements > 0
 
     @abstractmethod
     def _clear(self) -> None:
@@ -414,33 +415,17 @@ class TaskOutput(ABC):
                     self.changed.wait()  # until a consumer reads, or cancel()
                 continue
             forced |= time.monotonic() >= give_up_s and not self.waiting_elements
-            if self._memory.take(size, force=forced):
+            if self.memory.take(size, force=forced):
                 break
             with self.blocked:
                 self.changed.wait(LOOK_S)  # until other outputs release memory, or as above
-        self._memory.wait_no_more()
+        self.memory.wait_no_more()
         self._check_open()
 
-    def _finish(self, end: End) -> None:
-        with self.changed:
-            if isinstance(end, EndOfTask) and self._is_reset:
-                self._check_open()
-            if self._end is None:
-                self._end = end
-            self.changed.notify_all()
-        self._notify()
 
-    def _notify(self, changed: Iterable[Subscription] | None = None) -> None:
-        if self._on_change is not None:
-            self._on_change(self, changed)
-
-    def _acknowledged(self, blocks: Iterable[Block]) -> None:
-        if self._listener is not None and (count := sum(block.count for block in blocks)):
-            self._listener.acknowledged(Part(count))
-
-    def _dropped(self, blocks: Iterable[Block]) -> None:
-        if self._listener is not None and (count := sum(block.count for block in blocks)):
-            self._listener.dropped(Part(count))
+def elements_of(blocks: Iterable[Block]) -> int:
+    """How many elements the blocks have."""
+    return sum(block.count for block in blocks)
 
 
 def refused(order: Order, offered: str) -> TaskFailed:

@@ -33,9 +33,6 @@ deterministic, and its readers get TaskFailed.
 
 from __future__ import annotations
 
-import heapq
-import itertools
-import threading
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -48,6 +45,7 @@ from ..block_limits import check_block, cost
 from ..blocks import Array, Block, picked
 from ..checksums import Checksum
 from .base import (
+    END_OF_TASK,
     End,
     EndOfSlice,
     Listener,
@@ -57,8 +55,10 @@ from .base import (
     TaskOutput,
     refused,
 )
+from .element_log import ElementLog, Kept
 from .memory import MemoryBudget
 from .orders import MAX_INDEX, UNNEEDED, Order, Slice, runs_after
+from .run_queue import QueuedRun, RunQueue
 
 FIRST_AHEAD_BYTES, AHEAD_BYTES = 256 << 10, 2 << 20
 """How much a run makes beyond what was asked for: as much as it has given, within these bounds. So
@@ -86,20 +86,7 @@ MAX_KNOWN = 10_000
 """Of about so many bundles that are not run the lengths are remembered."""
 
 
-class _Kept:
-    """A block of a run."""
-
-    __slots__ = ("block", "cost", "start", "stop")
-
-    def __init__(self, block: Block, size: int) -> None:
-        # Several readers may get it.
-        self.block = block if block.loan is None else replace(block, loan=None)
-        self.cost = size
-        self.start = block.index
-        self.stop = block.index + block.count
-
-
-class BundleRun:
+class BundleRun(QueuedRun):
     """One run of a bundle. Its producer calls `put`, and `finish` or `fail`."""
 
     def __init__(
@@ -110,36 +97,29 @@ class BundleRun:
         position: int,
         counts: bool,
     ) -> None:
+        super().__init__(output.lock, position)
         self.number = bundle.number
-        self.position = position  # the first one that its slices asked for
-        self.start = self.stop = start  # the next element to put
+        self.start = start
+        self.log = ElementLog(output.memory, start)
         self.counts = counts  # it keeps nothing
+        self.bundle = bundle
         self._checksum = Checksum() if start == 0 else None  # of all elements; its producer's
         self.wanted = start  # elements before this one were asked for
         self.enough = start  # elements before this one are made if there is room
         self.given_bytes = 0
-        self.used = 0  # when a slice was last given something of it; a number
-        self.kept: list[_Kept] = []  # without gaps, up to `stop`
         self.slices: set[_SliceSubscription] = set()  # that have joined
-        self.begun = False
-        self.busy = False  # makes elements
-        self.waits = False  # its producer waits for readers
         self._told: list[_SliceSubscription] = []  # that may have something new; its producer's
         self.ended = False
         self.failed: TaskFailed | None = None
-        self.dropped = False  # nobody needs it
-        self.room = threading.Condition(output.lock)  # its producer may go on
-        self._bundle = bundle
         self._output = output
 
     @property
-    def is_ahead(self) -> bool:
-        """Whether nobody needs it yet."""
-        return self.position == UNNEEDED
+    def stop(self) -> int:
+        """The next element to put."""
+        return self.log.stop
 
     @property
     def asked(self) -> int:
-        """The first position that a slice asks it for now."""
         return min((each.order.position for each in self.slices), default=UNNEEDED)
 
     def put(self, block: Block) -> None:
@@ -153,8 +133,8 @@ class BundleRun:
             self._checksum.add(block)
         # Carriers are told without the lock: they take their own one first.
         while self._put(block):
-            self._output._notify(self._told)
-        self._output._notify(self._told)
+            self._output.on_change(self._output, self._told)
+        self._output.on_change(self._output, self._told)
 
     def _put(self, block: Block) -> bool:
         """Whether it begins to wait for readers: `_told` hear of it, and it is called again."""
@@ -166,31 +146,32 @@ class BundleRun:
                 )
             self._check()
             begins_to_wait = block.count > 0 and not self._add(block)
-            self._told = list(self._bundle.subscriptions)
+            self._told = list(self.bundle.subscriptions)
             return begins_to_wait
 
     def _add(self, block: Block) -> bool:
-        output, bundle = self._output, self._bundle
-        kept = _Kept(block, 0 if self.counts else cost(block))
+        output, bundle = self._output, self.bundle
+        size = 0 if self.counts else cost(block)
         if not self.counts:
-            if not self._wait_for_room(kept.cost):
+            if not self._wait_for_room(size):
                 return False
-            self.kept.append(kept)
-            output._bytes += kept.cost
-            output._put_bytes += kept.cost
-            output._put_elements += block.count
-        self.stop = kept.stop
+            output.put_bytes += size
+            output.put_elements += block.count
+        # Several readers may get it.
+        self.log.add(block if block.loan is None else replace(block, loan=None), size)
+        if self.counts:
+            self.log.clear()
         if bundle.length is not None and self.stop > bundle.length:
             self._differ(f"at least {self.stop}")
         bundle.at_least = max(bundle.at_least, self.stop)
-        output._forget(bundle)
+        output.forget(bundle)
         output.changed.notify_all()
         return True
 
     def _wait_for_room(self, size: int) -> bool:
         """Wait until the block is needed, or there is room for it. False before it waits, once: a
         query may be answered, and a slice may join then."""
-        output, begins = self._output, False
+        output, queue, begins = self._output, self._output.queue, False
         try:
             while True:
                 self._check()
@@ -199,22 +180,22 @@ class BundleRun:
                 # What nobody asked for must not hold up what somebody waits for.
                 most_ahead = min(max(FIRST_AHEAD_BYTES, self.given_bytes), AHEAD_BYTES)
                 is_needed = is_wanted and self._is_lacked(most_ahead)
-                is_held_up = output._is_run_needed()
+                is_held_up = queue.is_run_needed()
                 may_grow = is_wanted or (
                     not is_held_up and (not ahead or ahead + size <= most_ahead)
                 )
-                behind = output._reader_to_wait_for(size)
+                behind = output.reader_to_wait_for(size)
                 if behind is None:
-                    goes_on = (output._make_room(size) and may_grow) or is_needed
+                    goes_on = (output.make_room(size) and may_grow) or is_needed
                 else:
                     goes_on = is_needed and any(s.order.reader == behind for s in self.slices)
                 if goes_on:
-                    if output._memory.take(size, force=is_needed):
-                        output._set_busy(self, True)
+                    if output.memory.take(size, force=is_needed):
+                        queue.set_busy(self, True)
                         return True
-                    output._memory.wait_no_more()
+                    output.memory.wait_no_more()
                 if begins := not self.waits:
-                    output._set_busy(self, False)
+                    queue.set_busy(self, False)
                     return False
                 polls_s = ROOM_S if may_grow or is_held_up else None
                 self.room.wait(polls_s if behind is None else LOOK_S)
@@ -231,7 +212,7 @@ class BundleRun:
             elif not each.order.runs and self.stop < each.wanted:
                 return True
         first, here = max(firsts.values(), default=self.stop), 0
-        for kept in reversed(self.kept):
+        for kept in reversed(self.log):
             if kept.stop <= first or here > few_bytes:
                 break
             here += kept.cost
@@ -240,7 +221,7 @@ class BundleRun:
     def _ahead(self) -> int:
         """The bytes that nobody has asked for."""
         total = 0
-        for kept in reversed(self.kept):
+        for kept in reversed(self.log):
             if kept.start < max(self.wanted, self.enough):
                 break
             total += kept.cost
@@ -250,37 +231,34 @@ class BundleRun:
         """The bundle has no more elements. Returns their checksum, if the run made all of them.
         Raises OutputCancelled.
         """
-        output, bundle = self._output, self._bundle
-        with output.lock:
-            self._check()
-            self.ended = True
-            output._is_over(self)
-            if self.stop == self.start > bundle.at_least:
-                output._count(self)  # it has at most `start` elements
-            elif bundle.length is None and self.stop >= bundle.at_least:
-                bundle.length = self.stop
-            elif self.stop != bundle.length:
-                self._differ(str(self.stop))
-            output._forget(bundle)
-            output.changed.notify_all()
-            changed = list(bundle.subscriptions)
-        output._notify(changed)
+        self._end(None)
         return None if self._checksum is None else self._checksum.value
 
     def fail(self, code: str, message: str) -> None:
         """The pipeline raised: readers get TaskFailed behind the blocks. Raises OutputCancelled."""
-        output = self._output
+        self._end(TaskFailed(code, message))
+
+    def _end(self, failed: TaskFailed | None) -> None:
+        output, bundle = self._output, self.bundle
         with output.lock:
             self._check()
-            self.failed = TaskFailed(code, message)
-            output._is_over(self)
-            output._forget(self._bundle)
+            self.ended, self.failed = failed is None, failed
+            output.queue.end(self)
+            if failed is not None:
+                pass  # how long the bundle is does not show
+            elif self.stop == self.start > bundle.at_least:
+                output.count(self)  # it has at most `start` elements
+            elif bundle.length is None and self.stop >= bundle.at_least:
+                bundle.length = self.stop
+            elif self.stop != bundle.length:
+                self._differ(str(self.stop))
+            output.forget(bundle)
             output.changed.notify_all()
-            changed = list(self._bundle.subscriptions)
-        output._notify(changed)
+            changed = list(bundle.subscriptions)
+        output.on_change(output, changed)
 
     def _differ(self, now: str) -> None:
-        bundle = self._bundle
+        bundle = self.bundle
         known = bundle.at_least if bundle.length is None else bundle.length
         bundle.failed = TaskFailed(
             "FAILED_PRECONDITION",
@@ -289,22 +267,15 @@ class BundleRun:
             "random operations seeds, or read it without ordered=True and delivery",
         )
         for run in list(bundle.runs):
-            self._output._drop(run)
+            self._output.drop(run)
 
     def _check(self) -> None:
         if self.dropped or self.failed is not None or self._output.ended:
             raise OutputCancelled(f"a run of bundle {self.number} that nobody needs any more")
 
-    def at(self, index: int) -> _Kept | None:
-        """The block that has this element."""
-        at = bisect_left(self.kept, index + 1, key=lambda kept: kept.stop)
-        found = self.kept[at] if at < len(self.kept) else None
-        return found if found is not None and found.start <= index else None
-
     def has(self, index: int) -> bool:
         """Whether it has this element, or will make it."""
-        first = self.kept[0].start if self.kept else self.stop
-        return index >= first and not (self.counts or self.dropped)
+        return index >= self.log.start and not (self.counts or self.dropped)
 
     def needed(self) -> int:
         """No slice that has joined needs an element before this one."""
@@ -337,25 +308,14 @@ class BundlesOutput(TaskOutput):
         max_runs: int = MAX_RUNS,
     ) -> None:
         super().__init__(max_bytes, listener, budget)
-        self._max_runs = max_runs
-        self.lock = threading.Lock()
-        self.changed = threading.Condition(self.lock)
-        self._may_begin = threading.Condition(self.lock)  # another run may
+        self.queue: RunQueue[BundleRun] = RunQueue(self.lock, max_runs)
         self._bundles: dict[int, _BundleState] = {}
-        self._pending: list[tuple[int, int, BundleRun]] = []  # a heap, by position
-        self._begun: dict[BundleRun, None] = {}  # and neither over nor dropped; in order
-        self._numbers = itertools.count()
-        self._busy = 0  # runs that make elements
-        self._ahead = 0  # of them, those that nobody needs yet
-        self._most_busy = 0  # see `next_run`
-        self._busy_s, self._busy_from_s = 0.0, 0.0  # counts each moment by the share that is busy
         self._readers = 1
         self._floors: dict[int, int] = {}  # by reader: it needs nothing of bundles at places before
         self._floor = 0  # nobody does
         self._asked: dict[int, int] = {}  # by reader: the last position in the order
-        self._given_s: dict[int, float] = {}  # by reader: when it was given something
-        self._bytes = 0  # of all blocks that are kept
-        self._put_bytes, self._put_elements = 0, 0  # of all blocks so far
+        self.given_s: dict[int, float] = {}  # by reader: when it was given something
+        self.put_bytes, self.put_elements = 0, 0  # of all blocks so far
         self._look_above = max_bytes  # fewer bytes: there is nothing to drop
         self._most_known = MAX_KNOWN
 
@@ -365,62 +325,25 @@ class BundlesOutput(TaskOutput):
         """Wait for a run to begin, if fewer than `most` runs that are needed are making elements,
         or for one that is not needed yet, if no other such one is. None after `timeout_s`. Raises
         OutputCancelled."""
-
-        def may_begin() -> bool:
-            if self._end is not None:
-                return True
-            if (run := self._first_pending()) is None:
-                return False
-            if self._ahead if run.is_ahead else self._busy - self._ahead >= most:
-                return False
-            return not self._is_full or self._to_drop_for(run) is not None
-
-        with self._may_begin:
-            self._most_busy = most
-            if not self._may_begin.wait_for(may_begin, timeout_s):
+        queue = self.queue
+        with self.lock:
+            if not queue.wait(most, timeout_s, lambda: self._end is not None):
                 return None
             if self._end is not None:
                 raise OutputCancelled("the task has ended")
-            run = heapq.heappop(self._pending)[2]
-            if self._is_full and (other := self._to_drop_for(run)) is not None:
-                self._drop(other)
-                for each in [s for s in other._bundle.subscriptions if s in other.slices]:
+            run = queue.pop()
+            if queue.is_full and (other := queue.to_end_for(run)) is not None:
+                self.drop(other)
+                for each in [s for s in other.bundle.subscriptions if s in other.slices]:
                     self._join(each)
-            self._begun[run] = None
-            if not self._is_run_needed():  # others may make more than was asked for
-                for other in [r for b in self._bundles.values() for r in b.runs if r.waits]:
-                    other.room.notify_all()
-            run.begun = True
-            self._set_busy(run, True)
+            queue.begin(run)
             return run
 
     @property
-    def _is_full(self) -> bool:
-        return len(self._begun) >= self._max_runs
-
-    def _to_drop_for(self, run: BundleRun) -> BundleRun | None:
-        """What waits, is asked for only later than the run, and will be for the longest time."""
-        waiting = [each for each in self._begun if each.waits]
-        last = max(waiting, key=lambda each: (each.asked, each.used), default=None)
-        return last if last is not None and last.asked > run.position else None
-
-    def _is_over(self, run: BundleRun) -> None:
-        """It makes no more elements."""
-        self._set_busy(run, False)
-        if run in self._begun:
-            del self._begun[run]
-            self._may_begin.notify_all()
-
-    def _first_pending(self) -> BundleRun | None:
-        """The run that begins next."""
-        while self._pending and self._pending[0][2].dropped:
-            heapq.heappop(self._pending)
-        return self._pending[0][2] if self._pending else None
-
-    def _is_run_needed(self) -> bool:
-        """Whether a reader needs a run that is to begin."""
-        run = self._first_pending()
-        return run is not None and not run.is_ahead
+    def busy_s(self) -> float:
+        """As `RunQueue.busy_s`."""
+        with self.lock:
+            return self.queue.busy_s()
 
     def put(self, block: Block) -> NoReturn:
         raise TypeError("blocks of bundles are put to a run: see next_run()")
@@ -429,32 +352,12 @@ class BundlesOutput(TaskOutput):
     def waiting_elements(self) -> int:
         return 0  # whatever is lost here is made again
 
-    @property
-    def busy_s(self) -> float:
-        """The time in which as many runs made elements as may, or a part of it if fewer did."""
-        with self.lock:
-            return self._busy_until_now()
-
-    def _busy_until_now(self) -> float:
-        share = min(self._busy / self._most_busy, 1) if self._most_busy else 0.0
-        return self._busy_s + share * (time.monotonic() - self._busy_from_s)
-
-    def _set_busy(self, run: BundleRun, busy: bool) -> None:
-        if busy != run.busy:
-            self._busy_s, self._busy_from_s = self._busy_until_now(), time.monotonic()
-            self._busy += 1 if busy else -1
-            run.busy = busy
-            if run.is_ahead:
-                self._ahead += 1 if busy else -1
-            if not busy and self._pending:
-                self._may_begin.notify_all()
-
     # -- the policy ----------------------------------------------------------------------------
 
     def _open(self, order: Order) -> Subscription | End:
         if not isinstance(order, Slice):
             return refused(order, "slices of bundles")
-        with self.changed:
+        with self.lock:
             if self._end is not None:
                 return self._end
             bundle = self._bundles.get(order.bundle)
@@ -465,7 +368,7 @@ class BundlesOutput(TaskOutput):
             bundle.subscriptions[subscription] = None
             self._join(subscription)
             self._hear(order, bundle)
-            self._forget(bundle)
+            self.forget(bundle)
             self.changed.notify_all()
             return subscription
 
@@ -483,13 +386,13 @@ class BundlesOutput(TaskOutput):
             order = subscription.order
             if order.alone:  # what an earlier reader left
                 for left in [run for run in bundle.runs if not run.slices]:
-                    self._drop(left)
+                    self.drop(left)
             start = needed if order.counts else min(needed, order.keep)
             run = self._add_run(bundle, start, order.position, order.counts)
         subscription.run = run
         run.slices.add(subscription)
-        self._hurry(run, subscription.order.position)
-        run.used = next(self._numbers)
+        self.queue.hurry(run, subscription.order.position)
+        run.used = next(self.queue.numbers)
         run.wanted = max(run.wanted, subscription.wanted)
         run.enough = max(run.enough, subscription.order.enough)
         run.room.notify_all()
@@ -497,28 +400,13 @@ class BundlesOutput(TaskOutput):
     def _add_run(self, bundle: _BundleState, start: int, position: int, counts: bool) -> BundleRun:
         run = BundleRun(self, bundle, start, position, counts)
         bundle.runs.append(run)
-        heapq.heappush(self._pending, (run.position, next(self._numbers), run))
-        self._may_begin.notify_all()
+        self.queue.add(run)
         return run
 
-    def _hurry(self, run: BundleRun, position: int) -> None:
-        """This position is asked of the run, perhaps an earlier one than before."""
-        if position >= run.position:
-            return
-        if run.is_ahead:
-            self._ahead -= run.busy
-            self._may_begin.notify_all()
-        run.position = position
-        if not run.begun:
-            self._pending = [
-                (pending.position, number, pending) for _, number, pending in self._pending
-            ]
-            heapq.heapify(self._pending)
-
-    def _count(self, run: BundleRun) -> None:
+    def count(self, run: BundleRun) -> None:
         """The run began behind the end of its bundle: count that for its slices."""
-        counting = next((r for r in run._bundle.runs if r.counts and r.failed is None), None)
-        counting = counting or self._add_run(run._bundle, 0, run.position, counts=True)
+        counting = next((r for r in run.bundle.runs if r.counts and r.failed is None), None)
+        counting = counting or self._add_run(run.bundle, 0, run.position, counts=True)
         for subscription in run.slices:
             subscription.run = counting
         counting.slices |= run.slices
@@ -532,7 +420,7 @@ class BundlesOutput(TaskOutput):
             self._readers, self._floor, self._look_above = order.readers, 0, 0
             self._floors.clear()
             self._asked.clear()
-            self._given_s.clear()
+            self.given_s.clear()
             for each in self._bundles.values():
                 each.keeps.clear()
         bundle.alone = order.alone
@@ -545,20 +433,21 @@ class BundlesOutput(TaskOutput):
         self._floor = min(self._floors.values()) if len(self._floors) >= self._readers else 0
         if self._floor > before:
             for each in [b for b in self._bundles.values() if b.place < self._floor]:
-                self._forget(each)
+                self.forget(each)
 
-    def _forget(self, bundle: _BundleState) -> None:
+    def forget(self, bundle: _BundleState) -> None:
         """Drop the blocks and runs that no reader needs."""
         keeps, is_passed = bundle.keeps, bundle.place < self._floor
         keep = min(keeps.values()) if len(keeps) >= self._readers else 0
         if is_passed:
             keep = MAX_INDEX
         for run in list(bundle.runs):
-            self._release(run, keep)
+            if run.log:
+                run.log.drop_before(min(keep, run.needed()))
             is_over = run.ended or run.failed is not None or not run.begun
             is_over |= run.counts or is_passed
-            if is_over and not (run.kept or run.slices):
-                self._drop(run)
+            if is_over and not (run.log or run.slices):
+                self.drop(run)
         if is_passed and not bundle.runs and self._bundles.get(bundle.number) is bundle:
             del self._bundles[bundle.number]
 
@@ -566,77 +455,56 @@ class BundlesOutput(TaskOutput):
     def _most_bytes(self) -> int:
         return self._max_bytes * min(self._readers, MAX_SHARES)
 
-    def _make_room(self, size: int) -> bool:
+    def make_room(self, size: int) -> bool:
         """Whether there is room for so many bytes, of `max_bytes` for each reader. Drops blocks
         that some reader has passed, if need be."""
         most = self._most_bytes
-        if self._bytes + size <= most:
+        if self.memory.held + size <= most:
             self._look_above = most
             return True
-        if self._bytes + size > self._look_above:
+        if self.memory.held + size > self._look_above:
             self._drop_passed(most - size - most // 8)
-            self._look_above = max(most, self._bytes + size + most // 16)
-        return self._bytes + size <= most
+            self._look_above = max(most, self.memory.held + size + most // 16)
+        return self.memory.held + size <= most
 
-    def _reader_to_wait_for(self, size: int) -> int | None:
+    def reader_to_wait_for(self, size: int) -> int | None:
         """If there is no room: the reader that asks for what comes first, if it was given something
         lately, and another asks for what is a quarter of what all may hold behind that. None if the
         run that it needs may be unable to begin."""
         most, asked = self._most_bytes, self._asked
-        if self._bytes + size <= most or len(asked) < 2 or self._is_full:
+        if self.memory.held + size <= most or len(asked) < 2 or self.queue.is_full:
             return None
         last = min(asked, key=asked.__getitem__)
-        if (max(asked.values()) - asked[last]) * self._put_bytes <= most // 4 * self._put_elements:
+        if (max(asked.values()) - asked[last]) * self.put_bytes <= most // 4 * self.put_elements:
             return None
-        return last if time.monotonic() - self._given_s.get(last, 0.0) < STILL_READS_S else None
+        return last if time.monotonic() - self.given_s.get(last, 0.0) < STILL_READS_S else None
 
     def _drop_left_ahead(self) -> None:
         """A reader begins again before where it was: drop what has no slice. It was made for later
         positions, and would leave no room for those that are read now."""
         for bundle in self._bundles.values():
-            for run in [run for run in bundle.runs if run.kept and not run.slices]:
-                self._drop(run)
+            for run in [run for run in bundle.runs if run.log and not run.slices]:
+                self.drop(run)
 
     def _drop_passed(self, most_bytes: int) -> None:
         """Drop blocks that some reader has passed, until there are at most so many bytes. What was
         used last goes last: a reader that is behind may need what follows."""
-        runs = [run for bundle in self._bundles.values() for run in bundle.runs if run.kept]
+        runs = [run for bundle in self._bundles.values() for run in bundle.runs if run.log]
         for run in sorted(runs, key=lambda run: run.used):
-            if self._bytes <= most_bytes:
+            if self.memory.held <= most_bytes:
                 return
-            bundle = run._bundle
+            bundle = run.bundle
             passed = max(bundle.keeps.values(), default=0)
             if bundle.alone and not run.slices:
                 passed = MAX_INDEX
-            self._release(run, passed, most_bytes)
-            self._forget(bundle)
+            run.log.drop_before(min(passed, run.needed()), most_bytes)
+            self.forget(bundle)
 
-    def _release(self, run: BundleRun, index: int, most_bytes: int = -1) -> None:
-        """Drop the run's blocks before this element, as far as no slice needs them, until there are
-        at most so many bytes."""
-        if not run.kept or run.kept[0].stop > index:
-            return
-        index = min(index, run.needed())
-        dropped = size = 0
-        for kept in run.kept:
-            if kept.stop > index or self._bytes - size <= most_bytes:
-                break
-            dropped += 1
-            size += kept.cost
-        del run.kept[:dropped]
-        self._bytes -= size
-        self._memory.release(size)
-
-    def _drop(self, run: BundleRun) -> None:
+    def drop(self, run: BundleRun) -> None:
         run.dropped = True
-        run._bundle.runs.remove(run)
-        size = sum(kept.cost for kept in run.kept)
-        run.kept.clear()
-        self._bytes -= size
-        self._memory.release(size)
-        self._is_over(run)
-        if not run.begun:
-            self._may_begin.notify_all()  # it may have kept others from beginning
+        run.bundle.runs.remove(run)
+        run.log.clear()
+        self.queue.end(run)
         run.room.notify_all()
 
     def _bound_known(self) -> None:
@@ -649,21 +517,17 @@ class BundlesOutput(TaskOutput):
             del self._bundles[number]
         self._most_known = max(MAX_KNOWN, 2 * len(self._bundles))
 
-    def _holds(self) -> bool:
-        return False
-
-    def _finish(self, end: End) -> None:
-        super()._finish(end)
-        with self.changed:
+    def finish(self, end: End = END_OF_TASK) -> None:
+        super().finish(end)
+        with self.lock:
             self._clear()  # nobody gets it any more
 
     def _clear(self) -> None:
-        self._may_begin.notify_all()
         for bundle in self._bundles.values():
             for run in list(bundle.runs):
-                self._drop(run)
+                self.drop(run)
         self._bundles.clear()
-        self._pending.clear()
+        self.queue.clear()
 
 
 class _SliceSubscription(Subscription):
@@ -678,6 +542,7 @@ class _SliceSubscription(Subscription):
         if not order.runs and order.known <= order.until:
             self.wanted = max(self.wanted, order.known + 1)
         self.run: BundleRun | None = None
+        self._near = 0  # the block of the run's log that it was given last
         self._opened_s = time.monotonic()
         self._end: End | None = None
 
@@ -692,10 +557,6 @@ class _SliceSubscription(Subscription):
         if bundle.length is not None or bundle.at_least > order.known:
             return None
         return 0 if order.counts else order.keep
-
-    def next(self, credit: bool, max_elements: int | None = None) -> tuple[Block, int] | End | None:
-        with self.output.lock:
-            return self.next_locked(credit, max_elements)
 
     def next_locked(self, credit: bool, max_elements: int | None) -> tuple[Block, int] | End | None:
         if self.output._end is not None:
@@ -716,16 +577,17 @@ class _SliceSubscription(Subscription):
         if bundle.length is not None and first >= bundle.length:
             return EndOfSlice(bundle.number, bundle.length, True)
         assert run is not None, "needed() is None only with one of these"
-        kept = run.at(first)
+        kept = run.log.at(first, self._near)
         if kept is None:
             return run.failed
         if not credit:
             return None
+        self._near = kept.number
         block = picked(kept.block, _within(self.runs, kept, max_elements))
         size = kept.cost if block is kept.block else cost(block)
         self.runs = runs_after(self.runs, block.count)
-        run.used = next(self.output._numbers)
-        self.output._given_s[self.order.reader] = time.monotonic()
+        run.used = next(self.output.queue.numbers)
+        self.output.given_s[self.order.reader] = time.monotonic()
         if run.given_bytes < AHEAD_BYTES:
             run.given_bytes += size
             run.room.notify_all()  # it may make more ahead
@@ -734,7 +596,7 @@ class _SliceSubscription(Subscription):
         if bundle.alone:
             reader, end = self.order.reader, block.index + block.count
             bundle.keeps[reader] = max(bundle.keeps.get(reader, 0), end)
-            self.output._forget(bundle)
+            self.output.forget(bundle)
         return block, size
 
     def _answer(self) -> End | None:
@@ -765,11 +627,8 @@ class _SliceSubscription(Subscription):
     def sleeps(self) -> bool:
         return self.retry_s() is None
 
-    def received(self, blocks: Sequence[Block]) -> None:
-        self.output._acknowledged(blocks)
-
     def close(self, lacking: Sequence[Block] = ()) -> None:
-        with self.output.changed:
+        with self.output.lock:
             self._leave()
 
     def _leave(self) -> None:
@@ -777,12 +636,11 @@ class _SliceSubscription(Subscription):
         run, self.run = self.run, None
         if run is not None:
             run.slices.discard(self)
-            self.output._forget(self.bundle)
-            if self.output._is_full:
-                self.output._may_begin.notify_all()  # perhaps instead of it
+            self.output.forget(self.bundle)
+            self.output.queue.notify()
 
 
-def _within(runs: tuple[int, ...], kept: _Kept, most: int | None) -> range | Array:
+def _within(runs: tuple[int, ...], kept: Kept, most: int | None) -> range | Array:
     """Which elements of the block belong to the runs, whose first element is in it; at most `most`.
     A range if they have no gaps."""
     first, count = runs[0] - kept.start, runs[1]

@@ -21,12 +21,12 @@ last ENCODED_BLOCKS blocks are kept for the next trainers.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..block_limits import check_block, cost
 from ..blocks import Block, Encodings, strided
 from .base import End, Listener, Subscription, TaskOutput, TaskUnknown, refused
+from .element_log import ElementLog
 from .memory import MemoryBudget
 from .orders import Cached, Order
 
@@ -54,10 +54,10 @@ ENCODED_BLOCKS = 8
 
 @dataclass(slots=True)
 class _Position:
-    """A trainer's position; both numbers count from the task's first."""
+    """A trainer's position in the task."""
 
-    block: int
     element: int
+    near: int  # the block that it was given last
 
 
 class CachedOutput(TaskOutput):
@@ -78,44 +78,31 @@ class CachedOutput(TaskOutput):
     ) -> None:
         super().__init__(max_bytes, listener, budget)
         self._ahead_bytes = min(ahead_bytes, max_bytes)  # so new blocks never evict each other
-        # By their number: each block, its cost, and the number of its first element.
-        self._kept: dict[int, tuple[Block, int, int]] = {}
-        self._first = 0  # the oldest block in the cache
-        self._stop = 0  # behind the newest
-        self._front = 0  # the oldest block that no trainer has been given completely
-        self._bytes = 0  # of all blocks in the cache
-        self._new_bytes = 0  # of the blocks from the front on
-        self._put = 0  # elements
+        self._log = ElementLog(self.memory)
+        self._read = 0  # the first element of the oldest block that no trainer has completely
+        self._new_bytes = 0  # of the blocks from there on
         self._given = 0  # all elements before this one were given to some trainer
         self._trainers: dict[str, _Position] = {}  # the least recently served first
 
     def put(self, block: Block) -> None:
         check_block(block)
         if not block.count:  # it must not evict elements that trainers have yet to read
-            with self.changed:
+            with self.lock:
                 self._check_open()
             return
         size = cost(block)
-        with self.changed:
+        with self.lock:
             # The cache's size is configured per worker, whatever other outputs hold.
             self._take_memory(
                 size,
                 lambda: bool(self._new_bytes) and self._new_bytes + size > self._ahead_bytes,
                 lambda: not self._new_bytes or self._new_bytes + size <= self._ahead_bytes,
             )
-            while self._first < self._front and self._bytes + size > self._max_bytes:
-                freed = self._kept.pop(self._first)[1]
-                self._bytes -= freed
-                self._memory.release(freed)
-                self._first += 1
-            kept = replace(block, encodings=Encodings(), loan=None)
-            self._kept[self._stop] = kept, size, self._put
-            self._stop += 1
-            self._put += block.count
-            self._bytes += size
+            self._log.drop_before(self._read, self._max_bytes)
+            self._log.add(replace(block, encodings=Encodings(), loan=None), size)
             self._new_bytes += size
             self.changed.notify_all()
-        self._notify()
+        self.on_change(self, None)
 
     def _open(self, order: Order) -> Subscription | End:
         if not isinstance(order, Cached):
@@ -124,61 +111,46 @@ class CachedOutput(TaskOutput):
 
     @property
     def waiting_elements(self) -> int:
-        with self.changed:
-            return self._put - self._given
-
-    def _holds(self) -> bool:
-        return self._given < self._put
+        return max(0, self._log.stop - self._given)
 
     def _clear(self) -> None:
-        for number in range(self._front, self._stop):
-            block, _, first = self._kept[number]
-            given = max(0, self._given - first)
-            self._dropped([strided(block, given, 1, block.count - given)])
-        self._kept.clear()
-        self._memory.release(self._bytes)
-        self._first = self._front = self._stop
-        self._bytes = self._new_bytes = 0
-        self._given = self._put
+        self.listener.dropped(self.waiting_elements)
+        self._log.clear()
+        self._new_bytes = 0
+        self._read = self._given = self._log.stop
 
-    def _give(
+    def give(
         self, trainer_id: str, credit: bool, max_elements: int | None
     ) -> tuple[Block, int] | End | None:
         """The trainer's next block with its cost, or the end, or None."""
-        trainer = self._trainers.get(trainer_id)
-        is_empty = self._first == self._stop
-        if isinstance(self._end, TaskUnknown) or is_empty:
+        log, trainer = self._log, self._trainers.get(trainer_id)
+        if isinstance(self._end, TaskUnknown) or not log:
             return self._end
-        if trainer is not None and trainer.block == self._stop:
+        if trainer is not None and trainer.element == log.stop:
             return self._end
         if not credit:
             return None
-        oldest = self._kept[self._first][2]
         if trainer is None:
-            trainer = _Position(self._first, oldest)
+            trainer = _Position(log.start, log.first)
         self._trainers.pop(trainer_id, None)
         self._trainers[trainer_id] = trainer
         if len(self._trainers) > MAX_TRAINERS:
             del self._trainers[next(iter(self._trainers))]
-        skipped = 0
-        if trainer.block < self._first:
-            skipped = oldest - trainer.element
-            trainer.block, trainer.element = self._first, oldest
-        whole, size, first = self._kept[trainer.block]
-        begun = trainer.element - first
-        count = min(whole.count - begun, max_elements or whole.count)
-        block = strided(whole, begun, 1, count)
-        trainer.element += count
+        skipped = max(0, log.start - trainer.element)
+        trainer.element += skipped
+        kept = log.at(trainer.element, trainer.near)
+        assert kept is not None, "it is neither before the oldest element nor behind the newest"
+        count = min(kept.stop - trainer.element, max_elements or kept.block.count)
+        block = strided(kept.block, trainer.element - kept.start, 1, count)
+        trainer.element, trainer.near = trainer.element + count, kept.number
         self._given = max(self._given, trainer.element)
-        if begun + count == whole.count:
-            if trainer.block == self._front:
-                if (passed := self._kept.get(self._front - ENCODED_BLOCKS)) is not None:
-                    assert passed[0].encodings is not None
-                    passed[0].encodings.forget()
-                self._front += 1
-                self._new_bytes -= size
-                self.changed.notify_all()
-            trainer.block += 1
+        if trainer.element == kept.stop and kept.start == self._read:
+            if (passed := log.get(kept.number - ENCODED_BLOCKS)) is not None:
+                assert passed.block.encodings is not None
+                passed.block.encodings.forget()
+            self._read = kept.stop
+            self._new_bytes -= kept.cost
+            self.changed.notify_all()
         if skipped:
             block = replace(block, skipped=skipped)
         return block, cost(block)
@@ -193,12 +165,5 @@ class _CachedSubscription(Subscription):
         super().__init__(output)
         self._trainer_id = trainer_id
 
-    def next(self, credit: bool, max_elements: int | None = None) -> tuple[Block, int] | End | None:
-        with self.output.changed:
-            return self.output._give(self._trainer_id, credit, max_elements)
-
-    def received(self, blocks: Sequence[Block]) -> None:
-        self.output._acknowledged(blocks)
-
-    def close(self, lacking: Sequence[Block] = ()) -> None:
-        self.output._dropped(lacking)
+    def next_locked(self, credit: bool, max_elements: int | None) -> tuple[Block, int] | End | None:
+        return self.output.give(self._trainer_id, credit, max_elements)

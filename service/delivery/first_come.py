@@ -21,6 +21,7 @@ from .base import (
     Subscription,
     TaskOutput,
     TaskUnknown,
+    elements_of,
     refused,
 )
 from .memory import MemoryBudget
@@ -63,7 +64,7 @@ class FirstComeOutput(TaskOutput):
             self._bytes += size
             self._buffered += block.count
             self.changed.notify_all()
-        self._notify()
+        self.on_change(self, None)
 
     def _open(self, order: Order) -> Subscription | End:
         if not isinstance(order, AnyBlock):
@@ -74,7 +75,7 @@ class FirstComeOutput(TaskOutput):
         with self.changed:
             self._awaits_takes = False
             self.changed.notify_all()
-        self._notify()
+        self.on_change(self, None)
 
     @property
     def waiting_elements(self) -> int:
@@ -93,14 +94,13 @@ class FirstComeOutput(TaskOutput):
         self._bytes = self._buffered = 0
 
     def _drop(self, blocks: Sequence[Block]) -> None:
-        with self.changed:
-            for block in blocks:
-                self.takes.drop(block.position, block.count)
+        for block in blocks:
+            self.takes.drop(block.position, block.count)
         self._done_with(blocks)
-        self._dropped(blocks)
+        self.listener.dropped(elements_of(blocks))
 
     def _done_with(self, blocks: Sequence[Block]) -> None:
-        self._memory.release(sum(block.values_bytes for block in blocks))
+        self.memory.release(sum(block.values_bytes for block in blocks))
 
 
 class _FirstComeSubscription(Subscription):
@@ -108,35 +108,34 @@ class _FirstComeSubscription(Subscription):
 
     output: FirstComeOutput
 
-    def next(
-        self, credit: bool, max_elements: int | None = None
+    def next_locked(
+        self, credit: bool, max_elements: int | None
     ) -> tuple[Block, int] | End | EndPending | None:
         output = self.output
-        with output.changed:
-            if not output._blocks:
-                return output._end
-            if not credit:
-                return None
-            block, size = output._blocks.popleft()
-            output._bytes -= size
-            if max_elements is not None and block.count > max_elements:
-                block, rest = split(block, max_elements)
-                size, rest_size = cost(block), cost(rest)
-                output._blocks.appendleft((rest, rest_size))
-                output._bytes += rest_size
-            output._buffered -= block.count
-            if not self.hands_back:
-                output.takes.take(block.position, block.count, time.monotonic())
-            output.changed.notify_all()
-            return block, size
+        if not output._blocks:
+            return output._end
+        if not credit:
+            return None
+        block, size = output._blocks.popleft()
+        output._bytes -= size
+        if max_elements is not None and block.count > max_elements:
+            block, rest = split(block, max_elements)
+            size, rest_size = cost(block), cost(rest)
+            output._blocks.appendleft((rest, rest_size))
+            output._bytes += rest_size
+        output._buffered -= block.count
+        if not self.hands_back:
+            output.takes.take(block.position, block.count, time.monotonic())
+        output.changed.notify_all()
+        return block, size
 
     def received(self, blocks: Sequence[Block]) -> None:
         self.output._done_with(blocks)
-        self.output._acknowledged(blocks)
+        super().received(blocks)
 
     def close(self, lacking: Sequence[Block] = ()) -> None:
         self.output._done_with(lacking)
-        self.output._dropped(lacking)
+        super().close(lacking)
 
 
 class _HandingBack(_FirstComeSubscription):
@@ -147,30 +146,29 @@ class _HandingBack(_FirstComeSubscription):
         with output.changed:
             self._window = output._windows.open(time.monotonic())
 
-    def next(
-        self, credit: bool, max_elements: int | None = None
+    def next_locked(
+        self, credit: bool, max_elements: int | None
     ) -> tuple[Block, int] | End | EndPending | None:
         output, window = self.output, self._window
-        with output.changed:
-            now_s = time.monotonic()
-            buffered = output._buffered if credit else 0
-            if output._awaits_takes:
-                room = window.room(buffered, output.ended, now_s)
-            else:  # what has arrived does not end with the worker
-                room = window.even_room(buffered)
-            if room:
-                limit = room if max_elements is None else min(room, max_elements)
-                item = super().next(credit, limit)
-                assert isinstance(item, tuple)
-                window.give(item[0].count, now_s)
-                return item
-            # A block without elements needs no room: windows count elements.
-            empty = bool(credit and output._blocks and not output._blocks[0][0].count)
-            item = super().next(empty)
-            others = output._windows.held - window.held
-            if isinstance(item, EndOfTask) and output._awaits(others):
-                return EndPending(others)
+        now_s = time.monotonic()
+        buffered = output._buffered if credit else 0
+        if output._awaits_takes:
+            room = window.room(buffered, output.ended, now_s)
+        else:  # what has arrived does not end with the worker
+            room = window.even_room(buffered)
+        if room:
+            limit = room if max_elements is None else min(room, max_elements)
+            item = super().next_locked(credit, limit)
+            assert isinstance(item, tuple)
+            window.give(item[0].count, now_s)
             return item
+        # A block without elements needs no room: windows count elements.
+        empty = bool(credit and output._blocks and not output._blocks[0][0].count)
+        item = super().next_locked(empty, None)
+        others = output._windows.held - window.held
+        if isinstance(item, EndOfTask) and output._awaits(others):
+            return EndPending(others)
+        return item
 
     def retry_s(self) -> float | None:
         with self.output.changed:
@@ -205,9 +203,9 @@ class _HandingBack(_FirstComeSubscription):
             self._leave()
 
     def close(self, lacking: Sequence[Block] = ()) -> None:
-        with self.output.changed:
+        with self.output.lock:
             self._leave()
-        self.output._drop(lacking)
+            self.output._drop(lacking)
 
     def _leave(self) -> None:
         self._window.close()

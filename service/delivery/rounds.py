@@ -10,15 +10,15 @@ Rounds count from 0 in each task; the consumers map them to theirs (service/core
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 
 from ..block_limits import check_block, cost
 from ..blocks import Block, strided
 from .base import (
+    END_OF_TASK,
     End,
+    EndOfTask,
     Listener,
-    Part,
     Subscription,
     Superseded,
     TaskFailed,
@@ -26,6 +26,7 @@ from .base import (
     TaskUnknown,
     refused,
 )
+from .element_log import ElementLog
 from .memory import MemoryBudget
 from .orders import Order, Rounds
 
@@ -45,35 +46,38 @@ class RoundsOutput(TaskOutput):
     ) -> None:
         super().__init__(max_bytes, listener, budget)
         self.num_consumers = num_consumers
-        self._at = list(range(num_consumers))  # each consumer's next element
+        self._begin()
         self._readers: dict[int, _RoundsSubscription] = {}  # by consumer, the latest
-        self._blocks: list[tuple[Block, int]] = []  # with their cost; `index` is the element's
-        self._bytes = 0
+
+    def _begin(self) -> None:
+        """The next element is the first one."""
+        self._log = ElementLog(self.memory)
         self._stop = 0  # elements that were put
+        self._at = list(range(self.num_consumers))  # each consumer's next element
+        self._near = [0] * self.num_consumers  # the block that it was given last
 
     def put(self, block: Block) -> None:
         check_block(block)
         size = cost(block)
-        with self.changed:
+        with self.lock:
             self._take_memory(
                 size if block.count else 0,
-                lambda: self._bytes + size > self._max_bytes,
-                lambda: not self._can_go_on(),
+                lambda: self.memory.held + size > self._max_bytes,
+                lambda: min(self._at) >= self._complete,  # the slowest consumer lacks an element
             )
             if block.count:
-                self._blocks.append((Block(block.count, block.components, None, self._stop), size))
-                self._bytes += size
+                self._log.add(block, size)
                 self._stop += block.count
             self.changed.notify_all()
-        self._notify()
+        self.on_change(self, None)
 
-    def finish(self) -> None:
-        """As for any task; drops the last round if it is incomplete."""
-        with self.changed:
-            if self._end is None and (incomplete := self._stop - self._complete):
+    def finish(self, end: End = END_OF_TASK) -> None:
+        """As for any task; one that ends drops the last round if it is incomplete."""
+        with self.lock:
+            if self._end is None and isinstance(end, EndOfTask):
+                self.listener.dropped(self._stop - self._complete)
                 self._stop = self._complete
-                self._drop(incomplete)
-        super().finish()
+        super().finish(end)
 
     def _open(self, order: Order) -> Subscription | End:
         if not isinstance(order, Rounds) or order.of != self.num_consumers:
@@ -98,33 +102,19 @@ class RoundsOutput(TaskOutput):
 
     @property
     def waiting_elements(self) -> int:
-        with self.changed:
-            return sum(len(range(at, self._stop, self.num_consumers)) for at in self._at)
+        return sum(len(range(at, self._stop, self.num_consumers)) for at in self._at)
 
     @property
     def _complete(self) -> int:
         """How many elements belong to complete rounds."""
         return self._stop - self._stop % self.num_consumers
 
-    def _can_go_on(self) -> bool:
-        """Whether the buffer has an element for the slowest consumer."""
-        return min(self._at) < self._complete
-
-    def _holds(self) -> bool:
-        return self.waiting_elements > 0
-
     def _clear(self) -> None:
-        self._drop(self.waiting_elements)
-        self._memory.release(self._bytes)
-        self._blocks.clear()
-        self._bytes = self._stop = 0
-        self._at = list(range(self.num_consumers))
+        self.listener.dropped(self.waiting_elements)
+        self._log.clear()
+        self._begin()
 
-    def _drop(self, elements: int) -> None:
-        if elements and self._listener is not None:
-            self._listener.dropped(Part(elements))
-
-    def _next(
+    def give(
         self, consumer: int, credit: bool, max_elements: int | None
     ) -> tuple[Block, int] | End | None:
         at, stride = self._at[consumer], self.num_consumers
@@ -132,24 +122,17 @@ class RoundsOutput(TaskOutput):
             return self._end
         if not credit:
             return None
-        block, _ = self._blocks[bisect_right(self._blocks, at, key=_stop)]
-        count = len(range(at, min(_stop((block, 0)), self._complete), stride))
+        kept = self._log.at(at, self._near[consumer])
+        assert kept is not None, "what a consumer was not given is kept"
+        count = len(range(at, min(kept.stop, self._complete), stride))
         if max_elements is not None:
             count = min(count, max_elements)
-        given = strided(block, at - block.index, stride, count)
-        self._at[consumer] = at + count * stride
-        slowest = min(self._at)
-        while self._blocks and _stop(self._blocks[0]) <= slowest:
-            freed = self._blocks.pop(0)[1]
-            self._bytes -= freed
-            self._memory.release(freed)
+        given = strided(kept.block, at - kept.start, stride, count)
+        self._at[consumer], self._near[consumer] = at + count * stride, kept.number
+        self._log.drop_before(min(self._at))
         self.changed.notify_all()
         given = Block(count, given.components, None, at // stride)
         return given, cost(given)
-
-
-def _stop(kept: tuple[Block, int]) -> int:
-    return kept[0].index + kept[0].count
 
 
 class _RoundsSubscription(Subscription):
@@ -162,18 +145,11 @@ class _RoundsSubscription(Subscription):
         self.consumer = consumer
         self.end: End | None = None  # once a later subscription has replaced it
 
-    def next(self, credit: bool, max_elements: int | None = None) -> tuple[Block, int] | End | None:
-        with self.output.changed:
-            return self.end or self.output._next(self.consumer, credit, max_elements)
-
-    def received(self, blocks: Sequence[Block]) -> None:
-        self.output._acknowledged(blocks)
+    def next_locked(self, credit: bool, max_elements: int | None) -> tuple[Block, int] | End | None:
+        return self.end or self.output.give(self.consumer, credit, max_elements)
 
     def close(self, lacking: Sequence[Block] = ()) -> None:
-        with self.output.changed:
-            if self._is_there():
+        with self.output.lock:
+            if self.output._readers.get(self.consumer) is self:
                 del self.output._readers[self.consumer]
-        self.output._dropped(lacking)
-
-    def _is_there(self) -> bool:
-        return self.output._readers.get(self.consumer) is self
+        super().close(lacking)

@@ -63,7 +63,7 @@ class Sessions:
                 raise ValueError(f"task {task_id} is being served already")
             self._outputs[task_id] = output
             self._iterations[task_id] = iteration_id
-        output.on_change(self._output_changed)
+        output.on_change = self._output_changed
 
     def remove_task(self, task_id: int) -> None:
         """Further consumers of the task get TaskUnknown; an unknown task is no error.

@@ -10,7 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ..connections.dispatcher_client import DispatcherClient
-from ..delivery import OutputCancelled, OutputReset, Part, TaskFailed, TaskOutput, TaskUnknown
+from ..delivery import Listener, OutputCancelled, OutputReset, TaskFailed, TaskOutput, TaskUnknown
 from ..errors import ForebayError, NotFound, PipelineError, Unavailable, status_of
 from ..proto import forebay_pb2 as pb
 from ..stopwatch import Stopwatch
@@ -30,16 +30,16 @@ REPORT_S = 1.0
 """How often an ended pipeline's task reports what trainers have taken."""
 
 
-class DeliveryCounter:
-    """A Listener that counts a task's acknowledged and dropped elements."""
+class DeliveryCounter(Listener):
+    """Counts a task's acknowledged and dropped elements."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._settled = 0
 
-    def acknowledged(self, part: Part) -> None:
+    def acknowledged(self, elements: int) -> None:
         with self._changed:
-            self._settled += part.count
+            self._settled += elements
             self._changed.notify_all()
 
     dropped = acknowledged

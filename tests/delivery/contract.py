@@ -25,7 +25,6 @@ from forebay.service.delivery import (
     Listener,
     Order,
     OutputCancelled,
-    Part,
     Subscription,
     TaskFailed,
     TaskOutput,
@@ -49,22 +48,22 @@ def numbers(item: Block) -> list[int]:
     return [int(x) for x in values]
 
 
-class Ledger:
-    """A Listener that adds up."""
+class Ledger(Listener):
+    """Adds up."""
 
     def __init__(self) -> None:
-        self.acknowledged_parts: list[Part] = []
-        self.dropped_parts: list[Part] = []
+        self.acknowledged_parts: list[int] = []
+        self.dropped_parts: list[int] = []
 
-    def acknowledged(self, part: Part) -> None:
-        self.acknowledged_parts.append(part)
+    def acknowledged(self, elements: int) -> None:
+        self.acknowledged_parts += [elements] if elements else []
 
-    def dropped(self, part: Part) -> None:
-        self.dropped_parts.append(part)
+    def dropped(self, elements: int) -> None:
+        self.dropped_parts += [elements] if elements else []
 
     @property
     def total(self) -> int:
-        return sum(part.count for part in self.acknowledged_parts + self.dropped_parts)
+        return sum(self.acknowledged_parts + self.dropped_parts)
 
 
 class Subscribed:
@@ -170,7 +169,7 @@ class DeliveryContract(ABC):
         ledger = Ledger()
         output = self.make(ROOM, ledger)
         told: list[TaskOutput] = []
-        output.on_change(lambda output, _: told.append(output))
+        output.on_change = lambda output, _: told.append(output)
         readers = self.readers(output, count)
         live = dict(enumerate(readers))
         got = [reader.got for reader in readers]
@@ -227,7 +226,7 @@ class DeliveryContract(ABC):
         ledger = Ledger()
         output = self.make(ROOM, ledger)
         told: list[TaskOutput] = []
-        output.on_change(lambda output, _: told.append(output))
+        output.on_change = lambda output, _: told.append(output)
         readers = self.readers(output, 2)
         self.put(output, self.block(0, 4))
         told.clear()
@@ -298,7 +297,7 @@ class DeliveryContract(ABC):
         def is_new(seen: int) -> bool:
             return changed != seen
 
-        output.on_change(on_change)
+        output.on_change = on_change
         readers = self.readers(output, 4)
 
         def read(reader: Reader) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +27,7 @@ from forebay.service.delivery import (
     TaskFailed,
     TaskUnknown,
     bundles,
+    run_queue,
 )
 from forebay.service.delivery.orders import MAX_INDEX, MAX_SLICE_RUNS, UNNEEDED, decode, encode
 from forebay.service.errors import ProtocolError
@@ -120,40 +121,6 @@ def test_a_slice_is_given_what_it_asked_for_and_what_the_bundle_is_known_to_have
     assert read(late) == EndOfSlice(1, 30, True)
 
 
-def test_slices_join_a_run_that_has_or_will_make_their_elements() -> None:
-    output = BundlesOutput()
-    first = Reader(output, Slice(1, runs=(0, 20), until=20))
-    run = make(begun(output), 20)
-    readers = [Reader(output, Slice(1, runs=(at, 5), until=40)) for at in (0, 15, 30)]
-    assert idle(output)
-    make(run, 40)
-    assert [read(r) for r in [first, *readers]] == [
-        [*range(20)], [*range(5)], [*range(15, 20)], [*range(30, 35)],
-    ]  # fmt: skip
-
-
-def test_a_slice_of_what_was_dropped_begins_a_run_there() -> None:
-    output = made(40, Slice(1, runs=(0, 10), until=40))
-    Reader(output, Slice(1, keep=30)).close()
-    again = Reader(output, Slice(1, runs=(12, 3), keep=12))
-    run = begun(output)
-    assert run.start == 12
-    make(run, 40).finish()
-    assert read(again) == [12, 13, 14]
-
-
-def test_whoever_comes_first_of_a_group_begins_the_run_for_all() -> None:
-    output = BundlesOutput()
-    readers = [
-        Reader(output, Slice(1, runs=(at, 3), until=60, keep=20, reader=i, readers=3))
-        for i, at in enumerate([40, 20, 30])
-    ]
-    run = begun(output)
-    assert run.start == 20 and idle(output)
-    make(run, 60)
-    assert [read(reader)[0] for reader in readers] == [40, 20, 30]  # type: ignore[index]
-
-
 def test_of_several_runs_a_slice_joins_the_one_that_has_come_farthest() -> None:
     output = BundlesOutput()
     Reader(output, Slice(1, runs=(10, 10), until=40, keep=10))
@@ -176,20 +143,6 @@ def test_bundles_run_in_the_order_in_which_elements_are_needed_a_few_at_a_time()
     assert begun(output, 2).number == 1
     runs[0].fail("DATA_LOSS", "torn")
     assert begun(output, 2).number == 3
-
-
-def test_a_run_that_waits_for_its_readers_lets_another_begin(pool: ThreadPoolExecutor) -> None:
-    output = BundlesOutput(max_bytes=SIZE)
-    Reader(output, Slice(1, 0, (0, 10), until=10))
-    Reader(output, Slice(2, 1, (0, 10), until=10))
-    run = begun(output, 1)
-    next_one = pool.submit(output.next_run, 1, LONG_S)
-    waiting = Waiting(pool, run, 1000)
-    other = next_one.result(TIMEOUT_S)
-    assert other is not None and other.number == 2
-    output.cancel()
-    with pytest.raises(OutputCancelled):
-        waiting.done.result(TIMEOUT_S)
 
 
 def needed(output: BundlesOutput, bundle: int) -> None:
@@ -216,66 +169,49 @@ def test_bundles_that_nobody_needs_yet_are_opened_one_at_a_time() -> None:
     assert begun(output, 2).number == 2 and idle(output, 2)
 
 
-def awaiting_a_run(pool: ThreadPoolExecutor, output: BundlesOutput) -> Future[BundleRun | None]:
-    """A thread that waits for a run to begin, of which two may be needed at a time."""
-    asking = pool.submit(output.next_run, 2, LONG_S)
-    while not output._may_begin._waiters:  # type: ignore[attr-defined]
-        threading.Event().wait(0.001)
-    return asking
+Happens = Callable[[BundlesOutput, ThreadPoolExecutor], Callable[[], object]]
 
 
-def test_another_bundle_is_opened_once_the_one_before_is_needed(pool: ThreadPoolExecutor) -> None:
-    output = BundlesOutput()
-    for bundle in (1, 2):
+def late_slice(output: BundlesOutput, _: ThreadPoolExecutor) -> Callable[[], object]:
+    return lambda: needed(output, 4)
+
+
+def becomes_needed(output: BundlesOutput, _: ThreadPoolExecutor) -> Callable[[], object]:
+    """Another bundle is opened once the one before is needed."""
+    for bundle in (1, 4):
         Reader(output, Slice(bundle, bundle, position=UNNEEDED))
     assert begun(output, 2).number == 1
-    asking = awaiting_a_run(pool, output)
-    needed(output, 1)
-    run = asking.result(TIMEOUT_S)
-    assert run is not None and run.number == 2
+    return lambda: needed(output, 1)
 
 
-def test_a_bundle_is_opened_once_none_is_needed_any_more(pool: ThreadPoolExecutor) -> None:
-    output = BundlesOutput()
+def is_left(output: BundlesOutput, _: ThreadPoolExecutor) -> Callable[[], object]:
+    """None is needed any more, so one that nobody needs yet is opened."""
     for bundle in (1, 2):
         needed(output, bundle)
         begun(output, 2)
     left = Reader(output, Slice(3, 3, (0, 5), until=5, position=60))
     Reader(output, Slice(4, 4, position=UNNEEDED))
-    asking = awaiting_a_run(pool, output)
-    left.close()
+    return left.close
+
+
+def waits_for_readers(output: BundlesOutput, pool: ThreadPoolExecutor) -> Callable[[], object]:
+    for bundle in (1, 2, 4):
+        Reader(output, Slice(bundle, bundle, (0, 10), until=10))
+    runs = [begun(output, 2), begun(output, 2)]
+    TO_CANCEL.append(output)
+    return lambda: pool.submit(make, runs[0], 100_000)
+
+
+@pytest.mark.parametrize("happens", [late_slice, becomes_needed, is_left, waits_for_readers])
+def test_what_wakes_the_thread_that_begins_runs(pool: ThreadPoolExecutor, happens: Happens) -> None:
+    output = BundlesOutput(max_bytes=SIZE)
+    happen = happens(output, pool)
+    asking = pool.submit(output.next_run, 2, LONG_S)
+    while not output.queue._changed._waiters:  # type: ignore[attr-defined]
+        threading.Event().wait(0.001)
+    happen()
     run = asking.result(TIMEOUT_S)
     assert run is not None and run.number == 4
-
-
-def test_what_is_opened_ahead_delays_nothing(pool: ThreadPoolExecutor) -> None:
-    output = BundlesOutput()
-    Reader(output, Slice(1, 1, (0, 10), until=10, position=5))
-    run = begun(output, 1)
-    Reader(output, Slice(2, 2, position=UNNEEDED))
-    Reader(output, Slice(3, 3, position=UNNEEDED))
-    assert begun(output, 1).number == 2
-    waiting = Waiting(pool, run, 100_000)
-    assert run.stop > 1_000, "it went on"
-    output.cancel()
-    assert waiting.done.exception(TIMEOUT_S) is not None
-
-
-def test_a_slice_wakes_the_thread_that_begins_runs(pool: ThreadPoolExecutor) -> None:
-    output = BundlesOutput()
-    asking = pool.submit(output.next_run, 1, LONG_S)
-    while not output._may_begin._waiters:  # type: ignore[attr-defined]
-        threading.Event().wait(0.001)
-    Reader(output, Slice(1, runs=(0, 10), until=10))
-    run = asking.result(TIMEOUT_S)
-    assert run is not None and run.number == 1
-
-
-def test_a_run_that_nobody_awaits_is_not_begun() -> None:
-    output = BundlesOutput()
-    Reader(output, Slice(1, runs=(0, 5))).close()
-    assert idle(output)
-    assert not output._bundles[1].runs
 
 
 def test_blocks_follow_one_another() -> None:
@@ -293,30 +229,6 @@ def test_blocks_follow_one_another() -> None:
 
 
 # -- backpressure ------------------------------------------------------------------------------
-
-
-def test_a_run_goes_on_once_more_is_asked_for(
-    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bundles, "AHEAD_BYTES", 2 * SIZE)
-    output = BundlesOutput()
-    reader = Reader(output, Slice(1, runs=(0, 10), until=10))
-    run = begun(output)
-    waiting = Waiting(pool, run, 100)
-    assert run.stop == 30, "what was asked for, and 20 elements ahead"
-    read(reader)
-    more = Reader(output, Slice(1, runs=(50, 1), until=100))
-    waiting.done.result(TIMEOUT_S)
-    assert read(more) == [50]
-
-
-def test_what_a_slice_lacks_is_made_however_little_memory_there_is() -> None:
-    budget = MemoryBudget(1)
-    output = BundlesOutput(1, budget=budget)
-    readers = [Reader(output, Slice(i, runs=(0, 30), until=30)) for i in range(3)]
-    for _ in readers:
-        make(begun(output), 30)
-    assert [read(reader) for reader in readers] == [[*range(30)]] * 3
 
 
 def test_what_a_slice_asks_for_is_made_as_it_is_given_if_there_is_no_room(
@@ -371,26 +283,13 @@ def test_a_slice_that_comes_while_carriers_are_told_is_not_overlooked(
         if run.waits and not late:
             late.append(Reader(output, Slice(1, runs=(35, 1), until=40)))
 
-    output.on_change(told)
+    output.on_change = told
     TO_CANCEL.append(output)
     pool.submit(make, run, 40).result(TIMEOUT_S)
     assert read(late[0]) == [35]
 
 
 # -- forgetting --------------------------------------------------------------------------------
-
-
-def test_what_all_readers_have_passed_is_dropped() -> None:
-    output = made(40, Slice(1, runs=(0, 1), until=40, readers=2))
-    (run,) = output._bundles[1].runs
-    Reader(output, Slice(1, keep=30, reader=1, readers=2)).close()
-    assert run.kept[0].start == 0
-    late = Reader(output, Slice(1, runs=(15, 2), keep=15, readers=2))
-    assert run.kept[0].start == 10
-    Reader(output, Slice(1, keep=25, readers=2)).close()
-    assert run.kept[0].start == 10, "a slice that has joined needs it"
-    assert read(late) == [15, 16] and isinstance(read(late), EndOfSlice)
-    assert run.kept[0].start == 20
 
 
 def test_a_reader_that_has_passed_and_gone_lets_blocks_go() -> None:
@@ -402,22 +301,6 @@ def test_a_reader_that_has_passed_and_gone_lets_blocks_go() -> None:
     assert read(reader) == [*range(40)]
     assert isinstance(read(reader), EndOfSlice)
     assert output.held_bytes == 2 * SIZE
-
-
-def test_below_the_floor_of_all_nothing_is_remembered(pool: ThreadPoolExecutor) -> None:
-    output = BundlesOutput(SIZE)
-    reader = Reader(output, Slice(1, 1, (0, 10), until=10, readers=2))
-    waiting = Waiting(pool, begun(output), 1000)
-    read(reader)
-    Reader(output, Slice(2, 2, floor=2, readers=2)).close()
-    assert 1 in output._bundles
-    read(reader)
-    Reader(output, Slice(2, 2, floor=3, reader=1, readers=2)).close()
-    assert 1 not in output._bundles
-    with pytest.raises(OutputCancelled):
-        waiting.done.result(TIMEOUT_S)
-    Reader(output, Slice(3, 3, floor=3, readers=2)).close()
-    assert 2 not in output._bundles and not output.held_bytes
 
 
 def test_a_slice_of_a_bundle_below_the_floor_is_served_nevertheless() -> None:
@@ -452,23 +335,6 @@ def test_what_was_made_for_later_goes_when_a_reader_begins_again_before(readers:
     assert read(Reader(output, again)) == [*range(10)]
 
 
-def test_under_pressure_the_readers_behind_have_their_elements_made_again() -> None:
-    output = BundlesOutput(2 * SIZE)
-    Reader(output, Slice(1, 1, (0, 1), until=40, readers=2)).close()
-    fast = Reader(output, Slice(1, 1, (0, 40), until=40, reader=1, readers=2))
-    make(begun(output), 40).finish()
-    assert read(fast) == [*range(40)]
-    fast.close()
-    fast = Reader(output, Slice(2, 2, (0, 40), until=40, reader=1, readers=2))
-    Reader(output, Slice(1, 1, keep=40, reader=1, readers=2)).close()
-    make(begun(output), 40).finish()
-    assert output.held_bytes == 4 * SIZE, "bundle 1 was passed by one"
-    slow = Reader(output, Slice(1, 1, (5, 10), until=40, keep=5, readers=2))
-    make(begun(output), 40).finish()
-    assert output.held_bytes > 7 * SIZE, "neither was passed, or a slice needs it"
-    assert read(slow) == [*range(5, 15)]
-
-
 @pytest.mark.parametrize("stops", [False, True])
 def test_a_reader_far_ahead_waits_for_one_that_reads(
     stops: bool, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
@@ -488,7 +354,7 @@ def test_a_reader_far_ahead_waits_for_one_that_reads(
     if stops:
         now[0] += bundles.STILL_READS_S
         waiting.done.result(TIMEOUT_S)
-        assert run.kept[0].start > 0, "there was no room"
+        assert run.log.start > 0, "there was no room"
         return
     slow = Reader(output, Slice(1, 1, (10, 30), until=40, keep=10, readers=2, position=10))
     assert read(slow) == [*range(10, 40)], "all that it needs was kept"
@@ -497,17 +363,6 @@ def test_a_reader_far_ahead_waits_for_one_that_reads(
     waiting.done.result(TIMEOUT_S)
     assert read(fast) == [*range(10)]
     assert idle(output), "nothing was made twice"
-
-
-def test_what_a_slice_waits_for_is_not_dropped_under_pressure() -> None:
-    """Else a reader that is behind would have it made again for ever."""
-    output = BundlesOutput(1)
-    Reader(output, Slice(1, keep=100, reader=1, readers=2)).close()
-    slow = [Reader(output, Slice(1, runs=(at, 30), until=60, readers=2)) for at in (0, 30)]
-    run = begun(output)
-    make(run, 60).finish()
-    assert [read(reader) for reader in slow] == [[*range(30)], [*range(30, 60)]]
-    assert idle(output)
 
 
 def test_lengths_of_many_bundles_are_not_all_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -544,23 +399,6 @@ def test_looking_for_what_can_be_dropped_is_rare(monkeypatch: pytest.MonkeyPatch
 # -- queries and counts ------------------------------------------------------------------------
 
 
-def test_a_query_is_answered_once_there_is_news(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundles, "ANSWER_S", 0)
-    output = BundlesOutput()
-    query = Reader(output, Slice(1))
-    run = begun(output)
-    assert query.next() is None and query.subscription.retry_s() is None
-    make(run, 10)
-    assert query.subscription.retry_s() == 0.001
-    assert query.next() == EndOfSlice(1, 10, False)
-    query = Reader(output, Slice(1, known=10))
-    assert query.next() is None
-    run.finish()
-    assert query.next() == EndOfSlice(1, 10, True)
-    assert Reader(output, Slice(1, known=10)).next() == EndOfSlice(1, 10, True)
-    assert idle(output)
-
-
 def test_a_query_waits_a_moment_for_further_news(pool: ThreadPoolExecutor) -> None:
     output = BundlesOutput(SIZE)
     query = Reader(output, Slice(1, until=11, enough=11))
@@ -568,7 +406,7 @@ def test_a_query_waits_a_moment_for_further_news(pool: ThreadPoolExecutor) -> No
     run = make(begun(output), 10)
     assert query.next() is None
     told = threading.Event()
-    output.on_change(lambda *_: told.set())
+    output.on_change = lambda *_: told.set()
     waiting = Waiting(pool, run, 1000)
     assert told.wait(TIMEOUT_S)
     assert query.next() == EndOfSlice(1, 20, False), "as many as it asked for were made"
@@ -601,25 +439,8 @@ def test_what_a_query_would_like_is_made_only_if_there_is_room(pool: ThreadPoolE
     query = Reader(output, Slice(1, enough=1000, readers=64))
     run = begun(output)
     waiting = Waiting(pool, run, 1000)
-    assert run.stop == 240 and output._bytes == 8 * 3 * SIZE
+    assert run.stop == 240 and output.held_bytes == 8 * 3 * SIZE
     assert query.next() == EndOfSlice(1, 240, False)
-    output.cancel()
-    assert waiting.done.exception(TIMEOUT_S) is not None
-
-
-def test_a_query_of_a_reader_that_has_planned_all_has_more_made(pool: ThreadPoolExecutor) -> None:
-    """Though the run has made much ahead, of which others need the elements."""
-    output = BundlesOutput(SIZE // 2)
-    Reader(output, Slice(1, runs=(0, 10), until=10, readers=2))
-    run = begun(output)
-    waiting = Waiting(pool, run, 40)
-    assert run.stop == 10
-    Reader(output, Slice(1, known=10, until=9, keep=9, reader=1, readers=2))
-    assert run.stop == 10
-    query = Reader(output, Slice(1, known=10, until=10, keep=10, reader=1, readers=2))
-    while not isinstance(item := query.next(), EndOfSlice):
-        threading.Event().wait(0.001)
-    assert item == EndOfSlice(1, 20, False)
     output.cancel()
     assert waiting.done.exception(TIMEOUT_S) is not None
 
@@ -644,7 +465,7 @@ def test_what_is_counted_is_kept_in_a_run_of_its_own() -> None:
     query.close()
     with pytest.raises(OutputCancelled):
         make(counting, 50)
-    assert run.kept[0].start == 5, "whoever counts has not passed anything"
+    assert run.log.start == 5, "whoever counts has not passed anything"
     assert read(Reader(output, Slice(1, runs=(15, 5)))) == [*range(15, 20)]
     assert run.stop == 20 and idle(output)
 
@@ -684,7 +505,7 @@ def test_a_bundle_of_another_length_fails_its_readers(length: int) -> None:
     assert isinstance(failed, TaskFailed) and failed.code == "FAILED_PRECONDITION"
     assert "had 40 elements when it was run first" in failed.message
     assert Reader(output, Slice(1)).next() == Reader(output, COUNT).next() == failed
-    assert idle(output) and not output.held_bytes and not output._busy
+    assert idle(output) and not output.held_bytes and not output.queue.busy
 
 
 def test_a_bundle_that_has_fewer_elements_than_were_seen_fails() -> None:
@@ -694,17 +515,6 @@ def test_a_bundle_that_has_fewer_elements_than_were_seen_fails() -> None:
     query = Reader(output, COUNT)
     make(begun(output), 10).finish()
     assert isinstance(failed := query.next(), TaskFailed) and "had 20 elements" in failed.message
-
-
-def test_an_error_comes_behind_the_elements_before_it() -> None:
-    output = BundlesOutput()
-    orders = [Slice(1, runs=(0, 10)), Slice(1, runs=(15, 10)), Slice(1, known=20), Slice(1)]
-    whole, part, query, news = [Reader(output, order) for order in orders]
-    make(begun(output), 20).fail("DATA_LOSS", "torn")
-    assert (read(whole), read(whole)) == ([*range(10)], EndOfSlice(1, 20, False))
-    assert (read(part), read(part), read(part)) == ([*range(15, 20)], TORN, TORN)
-    assert query.next() == TORN
-    assert news.next() == EndOfSlice(1, 20, False)
 
 
 def test_a_bundle_that_failed_may_be_tried_again() -> None:
@@ -730,7 +540,7 @@ def test_the_end_of_a_task_ends_all(pool: ThreadPoolExecutor, failed: bool) -> N
         with output.lock:
             return True
 
-    output.on_change(lambda *_: free.append(pool.submit(has_lock).result(TIMEOUT_S)))
+    output.on_change = lambda *_: free.append(pool.submit(has_lock).result(TIMEOUT_S))
     if failed:
         output.fail("DATA_LOSS", "torn")
     else:
@@ -755,7 +565,7 @@ def test_the_end_of_a_task_ends_all(pool: ThreadPoolExecutor, failed: bool) -> N
 
 
 def test_orders_travel() -> None:
-    order = Slice(9, 8, (0, 1, 3, 4), 7, 6, 5, 4, 3, 10)
+    order = Slice(9, 8, (0, 1, 3, 4), 7, 6, 5, 4, 3, 10, alone=True)
     assert decode(encode(order, pb.Read())) == order
     assert isinstance(BundlesOutput().open(ANY), TaskFailed)
 
@@ -800,11 +610,11 @@ def test_what_one_that_is_alone_was_given_is_dropped_at_once() -> None:
     reader = Reader(output, Slice(1, runs=(0, 40), until=40, alone=True))
     run = make(begun(output), 25)
     assert read(reader) == [*range(25)]
-    assert output._bytes == 0 and not run.kept
+    assert output.held_bytes == 0 and not run.log
     make(run, 40).finish()
     assert read(reader) == [*range(25, 40)]
     assert read(reader) == EndOfSlice(1, 40, True)
-    assert output._bytes == 0 and not output._bundles[1].runs
+    assert output.held_bytes == 0 and not output._bundles[1].runs
 
 
 def test_what_another_slice_of_one_that_is_alone_lacks_is_kept() -> None:
@@ -812,9 +622,9 @@ def test_what_another_slice_of_one_that_is_alone_lacks_is_kept() -> None:
     early, late = (Reader(output, Slice(1, runs=(at, 10), until=20, alone=True)) for at in (0, 10))
     run = make(begun(output), 20)
     assert read(late) == [*range(10, 20)]
-    assert [kept.start for kept in run.kept] == [0, 10]
+    assert [kept.start for kept in run.log] == [0, 10]
     assert read(early) == [*range(10)]
-    assert not run.kept
+    assert not run.log
 
 
 def test_the_next_one_that_is_alone_goes_on_at_its_cursor() -> None:
@@ -824,7 +634,7 @@ def test_the_next_one_that_is_alone_goes_on_at_its_cursor() -> None:
     run = make(begun(output), 40)
     read(first)
     first.close()
-    assert [kept.start for kept in run.kept] == [20, 30]
+    assert [kept.start for kept in run.log] == [20, 30]
     again = Reader(output, Slice(1, runs=(5, 35), until=40, keep=5, alone=True))
     assert run.dropped
     other = begun(output)
@@ -838,28 +648,22 @@ def test_what_one_that_is_alone_has_left_makes_room(pool: ThreadPoolExecutor) ->
     left = Reader(output, Slice(1, runs=(0, 10), until=40, alone=True))
     make(begun(output), 40)
     left.close()
-    assert output._bytes == 4 * SIZE
+    assert output.held_bytes == 4 * SIZE
     reader = Reader(output, Slice(2, 1, (0, 10), until=10, alone=True))
     run = begun(output)
     make(run, 10)
     waiting = Waiting(pool, run, 100)
-    assert output._bytes <= 4 * SIZE
-    assert sum(len(left.kept) for left in output._bundles[1].runs) < 3
+    assert output.held_bytes <= 4 * SIZE
+    assert sum(len(left.log) for left in output._bundles[1].runs) < 3
     assert read(reader) == [*range(10)]
     output.cancel()
     with pytest.raises(OutputCancelled):
         waiting.done.result(TIMEOUT_S)
 
 
-def test_a_slice_says_whether_its_reader_is_alone() -> None:
-    for alone in (False, True):
-        order = Slice(1, runs=(0, 5), alone=alone)
-        assert decode(encode(order, pb.Read())) == order
-
-
 def test_busy_time_counts_by_the_share_of_runs_that_work(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
-    monkeypatch.setattr(bundles, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(run_queue, "time", SimpleNamespace(monotonic=lambda: now_s))
     output = BundlesOutput()
     readers = [Reader(output, Slice(number, until=FAR, known=FAR)) for number in (1, 2)]
     one, two = begun(output, 2), begun(output, 2)

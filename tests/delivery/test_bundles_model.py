@@ -80,7 +80,7 @@ class Group:
         self.output = BundlesOutput(
             draw(0, 10, "memory") * SIZE, budget=self.budget, max_runs=draw(1, 5, "most runs")
         )
-        self.output.on_change(self.poll)
+        self.output.on_change = self.poll
         self.lengths = data.draw(st.lists(st.integers(0, 30), min_size=1, max_size=4), "lengths")
         self.fails_at: dict[int, int] = {}
         self.readers = draw(1, 3, "readers")
@@ -232,11 +232,12 @@ class Group:
 
     def check(self) -> None:
         output = self.output
-        kept = [b.cost for bundle in output._bundles.values() for r in bundle.runs for b in r.kept]
+        kept = [b.cost for bundle in output._bundles.values() for r in bundle.runs for b in r.log]
         assert output.held_bytes == sum(kept)
-        assert output._busy == sum(run.busy for run in self.runs)
-        assert set(output._begun) == {run for run in self.runs if not run.dropped}
-        assert len(output._begun) <= output._max_runs
+        queue = output.queue
+        assert queue.busy == sum(run.busy for run in self.runs)
+        assert set(queue.begun) == {run for run in self.runs if not run.dropped}
+        assert len(queue.begun) <= queue.max_runs
 
     def finish(self) -> None:
         """Everybody reads to the end, and nobody waits for ever."""
@@ -343,11 +344,11 @@ def test_what_is_cancelled_frees_all(data: st.DataObject, steps: int) -> None:
     group = Group(data)
     for _ in range(steps):
         group.step()
-    group.output.on_change(None)
+    group.output.on_change = lambda *_: None
     group.output.cancel()
     assert not group.budget.held and not group.budget.active
     assert all(run.dropped and run.room.told for run in group.runs)  # type: ignore[attr-defined]
-    assert not group.output._busy
+    assert not group.output.queue.busy
 
 
 @model
@@ -375,7 +376,7 @@ def test_errors_reach_whoever_lacks_elements_behind_them(data: st.DataObject, st
     # The memory is free once the readers have gone on.
     for _, reading in group.open:
         reading.subscribed.close()
-    group.output.on_change(None)
+    group.output.on_change = lambda *_: None
     for reader in range(group.readers):
         last = Slice(99, 99, floor=99, reader=reader, readers=group.readers)
         Reading(group.output, last).subscribed.close()

@@ -19,7 +19,6 @@ from forebay.service.delivery import (
     Listener,
     Order,
     OutputCancelled,
-    Part,
     Rounds,
     RoundsOutput,
     Slice,
@@ -127,9 +126,9 @@ class Together(RoundsOutput):
     """For as many consumers as come."""
 
     def expect(self, consumers: int) -> None:
-        told = self._on_change
-        super().__init__(consumers, self._max_bytes, self._listener)
-        self.on_change(told)
+        told = self.on_change
+        super().__init__(consumers, self._max_bytes, self.listener)
+        self.on_change = told
 
 
 class TestRounds(Strides):
@@ -195,4 +194,4 @@ def test_reports_say_how_many() -> None:
         reader.next()
     reader.receive(3)
     reader.receive(2)
-    assert ledger.acknowledged_parts == [Part(12), Part(8)]
+    assert ledger.acknowledged_parts == [12, 8]

@@ -359,7 +359,7 @@ def reads_shards_again() -> AbstractContextManager[None]:
 
 def hides_what_was_skipped() -> AbstractContextManager[None]:
     """A cache that does not say what a trainer has skipped."""
-    given = CachedOutput._give
+    given = CachedOutput.give
 
     def hides(self: CachedOutput, *how: Any) -> Any:
         found = given(self, *how)
@@ -367,7 +367,7 @@ def hides_what_was_skipped() -> AbstractContextManager[None]:
             found = dataclasses.replace(found[0], skipped=0), found[1]
         return found
 
-    return replaced(CachedOutput, _give=hides)
+    return replaced(CachedOutput, give=hides)
 
 
 def forgets_positions() -> AbstractContextManager[None]:

@@ -266,11 +266,10 @@ class _Returning(FirstComeOutput):
         output = self
 
         class Returns(Subscription):
-            def next(
-                self, credit: bool, max_elements: int | None = None
+            def next_locked(
+                self, credit: bool, max_elements: int | None
             ) -> tuple[Block, int] | None:
-                with output.changed:
-                    return output._blocks.popleft() if credit and output._blocks else None
+                return output._blocks.popleft() if credit and output._blocks else None
 
             def received(self, blocks: Sequence[Block]) -> None: ...
 
@@ -355,7 +354,7 @@ def test_trainers_read_bundles_together(
         last = Slice(1, known=1 << 20, keep=LENGTH, floor=9, reader=i, readers=3)
         consumer.client.read(TASK, last, 3)
         assert consumer.take_numbered() == (TASK, 3, end(1))
-    wait_until(lambda: not (output._bundles or output._bytes or server.sessions.read_tasks()))
+    wait_until(lambda: not (output._bundles or output.held_bytes or server.sessions.read_tasks()))
 
 
 @pytest.mark.parametrize("to_worker", [False, True])

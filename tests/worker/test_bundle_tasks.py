@@ -224,11 +224,11 @@ def test_so_many_run_at_a_time_while_any_number_waits(task: Task, pipelines: Fak
     for number in range(20):
         pipelines.lengths[number] = ENDLESS
     readers = [task.read(number, 1) for number in range(20)]
-    wait_until(lambda: len(pipelines.made) == 20 and task.output._busy == 0)
+    wait_until(lambda: len(pipelines.made) == 20 and task.output.queue.busy == 0)
     pipelines.slow.update(range(20, 30))
     slow = [task.read(number) for number in range(20, 30)]
     wait_until(lambda: sum(made.entered.is_set() for made in pipelines.made) == 22)
-    assert task.output._busy == 2
+    assert task.output.queue.busy == 2
     assert [made.number for made in pipelines.made[20:]] == [20, 21]
     for reader in readers:
         assert given(reader)[0] == [0]
@@ -339,7 +339,7 @@ def test_cancel_while_a_bundle_is_opened_ends_its_run(pipelines: Fake) -> None:
 def test_runs_that_nobody_needs_any_more_free_their_resources(task: Task, pipelines: Fake) -> None:
     pipelines.lengths[0] = ENDLESS
     reader = task.read(0, 1)
-    wait_until(lambda: pipelines.made and task.output._busy == 0)
+    wait_until(lambda: pipelines.made and task.output.queue.busy == 0)
     assert not pipelines.made[0].over
     reader.close()
     opened = task.output.open(Slice(1, 1, floor=1))

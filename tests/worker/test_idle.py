@@ -225,7 +225,7 @@ def test_a_parked_task_resumes_although_its_first_thread_could_not_start(
         with carrier:
             pass
 
-    runner.output.on_change(changed)
+    runner.output.on_change = changed
     with carrier:
         opened = runner.output.open(ANY)
     assert isinstance(opened, Subscription) and refused.is_set()
