@@ -7,9 +7,7 @@ is leased, acknowledged or journaled.
 **Runs.** The worker asks `next_run` what to run next. A *run* makes a bundle's elements from
 `start` on. A slice joins a run that still has, or will make, its next element. If there is none,
 a new run begins: at the reader's `keep`, as that is about where the others of its group are, too.
-The run whose slices ask for what comes first in the order begins first. Runs that nobody needs yet
-come last. They begin one at a time, whatever the others do. At most `max_runs` have begun: beyond
-that, one that waits is dropped for one that is needed before what its slices ask for.
+run_queue.py says which run begins next.
 
 **Backpressure.** A run makes what its slices ask for, and some more, so that the next slices find
 it here. It then waits. It never waits if a slice lacks an element, so that a reader can always go

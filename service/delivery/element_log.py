@@ -41,9 +41,6 @@ class ElementLog:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def __iter__(self) -> Iterator[Kept]:
-        return iter(self._kept.values())
-
     def __reversed__(self) -> Iterator[Kept]:
         return reversed(self._kept.values())
 

@@ -170,28 +170,20 @@ class BlockServer:
             self._stopping.wait(_TICK_S)
             return
         sock.setblocking(True)
-        self._serve(sock, address[:2] or None, self._admission)
+        self.serve(sock, address[:2] or None, None, self._admission)
 
     def serve(
         self,
         sock: socket.socket,
         address: tuple[str, int] | None,
         identity: Identity | None = None,
+        admission: Admission | None = None,
     ) -> None:
-        """Serve the consumer at the other end of a connected, blocking socket, who was admitted.
+        """Serve the consumer at the other end of a connected, blocking socket.
 
-        `address` is its IP address ("" if that is unknown) and port, or None over a Unix socket;
-        `identity` who it is. The socket is closed in the end.
+        `address` is its IP address ("" if that is unknown) and port, or None over a Unix socket.
+        Without `admission` it was admitted, as `identity`. The socket is closed in the end.
         """
-        self._serve(sock, address, None, identity)
-
-    def _serve(
-        self,
-        sock: socket.socket,
-        address: tuple[str, int] | None,
-        admission: Admission | None,
-        identity: Identity | None = None,
-    ) -> None:
         peer = f"consumer at {address[0]}:{address[1]}" if address else "consumer on this host"
         with self._lock:
             if address is not None and self._strangers(address[0]) >= MAX_STRANGERS:
@@ -210,10 +202,10 @@ class BlockServer:
                 return
             handler = _Handler(self, sock, peer, address, admission, identity)
             try:
-                handler.start()  # before stop() looks for it
+                handler.receiver.start()  # before stop() looks for it
             except RuntimeError as error:  # no more threads: the consumer may retry
                 self._complaints.warn("closed a connection of the %s: %s", peer, error)
-                handler.drop()
+                handler.socket.close()
                 return
             self._handlers.add(handler)
 
@@ -252,13 +244,13 @@ class _Handler:
         self._tls: TlsSocket | None = None
         if admission is not None and not self._is_direct:
             sock = self._tls = TlsSocket(sock, admission.credentials, server_name=None, peer=peer)
-        self._socket = sock
+        self.socket = sock
         self._peer = peer
         self._sessions = server.sessions
         self._reader = frames.FrameReader(
             sock, peer, max_header_bytes=_MAX_HEADER_BYTES, max_payload_bytes=0
         )
-        self._receiver = threading.Thread(
+        self.receiver = threading.Thread(
             target=self._receive, name="forebay-blocks-receiver", daemon=True
         )
         # Set once greeted: the session's connection, and its sender.
@@ -268,29 +260,22 @@ class _Handler:
         self._process: int | None = None  # a pidfd of the consumer's process, if available
         self._packer: Packer | None = None  # if the consumer can decompress
 
-    def start(self) -> None:
-        self._receiver.start()
-
-    def drop(self) -> None:
-        """Close the connection of a handler that was not started."""
-        self._socket.close()
-
     def close(self, deadline: float) -> None:
         """Let the sender finish until `deadline`, then cut the connection and join its threads."""
         if self._greeted is not None:
             self._greeted[1].join(max(0.0, deadline - time.monotonic()))
         self._cut()
-        self._receiver.join()
+        self.receiver.join()
 
     def _cut(self) -> None:
         try:
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes both threads
+            self.socket.shutdown(socket.SHUT_RDWR)  # wakes both threads
         except OSError:  # it is cut already
             pass
 
     def _receive(self) -> None:
         try:
-            frames.tune(self._socket)
+            frames.tune(self.socket)
             connection = self._admitted()
             sender = threading.Thread(
                 target=self._send, args=(connection,), name="forebay-blocks-sender", daemon=True
@@ -339,7 +324,7 @@ class _Handler:
                 self._lender.close()  # at once: reference cycles would keep its memory for a while
             if self._process is not None:
                 os.close(self._process)
-            self._socket.close()
+            self.socket.close()
             self._server._remove(self)
 
     def _complain(self, error: TlsError) -> None:
@@ -347,10 +332,10 @@ class _Handler:
 
     def _admitted(self) -> Connection:
         """The connection of a consumer that says who it is in time."""
-        frames.set_timeout(self._socket, socket.SO_RCVTIMEO, _HANDSHAKE_S)
+        frames.set_timeout(self.socket, socket.SO_RCVTIMEO, _HANDSHAKE_S)
         if self._tls is not None:
             self._tls.handshake(_HANDSHAKE_S)
-        self._process = watch_process(self._socket)
+        self._process = watch_process(self.socket)
         return self._greet()
 
     def _greet(self) -> Connection:
@@ -368,10 +353,10 @@ class _Handler:
             reason, broken, unfit = str(refused), True, isinstance(refused, UnfitCredential)
         else:
             if self._is_direct:
-                frames.set_timeout(self._socket, socket.SO_RCVTIMEO, 0)
+                frames.set_timeout(self.socket, socket.SO_RCVTIMEO, 0)
             else:
                 self._reader.watch(_SILENCE_TICK_S, lambda: None, SILENT_CONSUMER_S)
-            if hello.shares_memory and self._socket.family == socket.AF_UNIX:
+            if hello.shares_memory and self.socket.family == socket.AF_UNIX:
                 self._lender = Lender()
             if hello.codecs:
                 self._packer = Packer(hello.codecs, far=self._far)
@@ -399,7 +384,7 @@ class _Handler:
 
     def _identify(self, admission: Admission, hello: pb.Hello) -> Identity:
         if self._tls is None:
-            return admission.of_user(user_of(self._socket))
+            return admission.of_user(user_of(self.socket))
         return admission.of_token(hello.token) if admission.asks_for_token else self._tls.identity()
 
     def _listen(self, connection: Connection) -> bool:
@@ -443,12 +428,12 @@ class _Handler:
         if not self._writing.acquire(blocking=False):
             return
         try:
-            frames.send_at_once(self._socket, frames.encode(PONG))
+            frames.send_at_once(self.socket, frames.encode(PONG))
         finally:
             self._writing.release()
 
     def _write(self, header: bytes) -> None:
-        frames.send(self._socket, frames.encode(header))
+        frames.send(self.socket, frames.encode(header))
 
     def _next(self) -> pb.ToWorker | None:
         frame = self._reader.read()
@@ -498,7 +483,7 @@ class _Handler:
                         buffers += frames.encode(FAREWELL)
             begun = time.perf_counter()
             with self._writing:
-                frames.send(self._socket, buffers, descriptors)
+                frames.send(self.socket, buffers, descriptors)
             if self._packer is not None:
                 self._packer.sent(time.perf_counter() - begun)
         finally:

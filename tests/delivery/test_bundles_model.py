@@ -232,7 +232,12 @@ class Group:
 
     def check(self) -> None:
         output = self.output
-        kept = [b.cost for bundle in output._bundles.values() for r in bundle.runs for b in r.log]
+        kept = [
+            b.cost
+            for bundle in output._bundles.values()
+            for r in bundle.runs
+            for b in reversed(r.log)
+        ]
         assert output.held_bytes == sum(kept)
         queue = output.queue
         assert queue.busy == sum(run.busy for run in self.runs)
