@@ -164,7 +164,9 @@ def test_a_feed_that_drains_does_not_wait_for_trainers(monkeypatch: pytest.Monke
     def wait(_: float) -> None:
         assert not woken, "it waits on"
         woken.append(True)
+        task.output.lock.release()  # as a condition does
         task.reports.wake()
+        task.output.lock.acquire()
 
     monkeypatch.setattr(task.output.changed, "wait", wait)
     assert not task.reports.wait(0)
