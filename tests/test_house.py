@@ -654,6 +654,32 @@ def test_nothing_escapes_the_simulation() -> None:
 
 
 @pytest.mark.parametrize(
+    ("code", "wrong"),
+    [
+        ("import time\ndef f():\n    time.sleep(1)", ""),
+        ("import os\nfrom collections import deque\nMODE = os.O_RDONLY", ""),
+        ("from concurrent.futures import Future, ThreadPoolExecutor", ""),
+        ("import grpc\nCODES: tuple[grpc.StatusCode] = (grpc.StatusCode.ABORTED,)", ""),
+        ("from time import monotonic", "from time import monotonic: import time"),
+        ("def f():\n    import time", "import time: import it at the top"),
+        ("import sched", "import sched: the simulation does not replace it"),
+        ("import concurrent.futures", "the simulation does not replace it"),
+        ("from concurrent.futures import ProcessPoolExecutor", "does not replace it"),
+        ("import some_clock", "the simulation does not replace it"),
+        ("import time\ndef f(clock=time.monotonic): ...", "time.monotonic is taken at import"),
+        ("import time\nclass A:\n    now = time.time", "time.time is taken at import"),
+        ("import threading\nlock = threading.Lock()", "threading.Lock is taken at import"),
+        ("import socket\nclass S(socket.socket): ...", "socket.socket is taken at import"),
+    ],
+)
+def test_an_escape_is_found(code: str, wrong: str) -> None:
+    replaced = {"time", "os", "grpc", "threading", "socket"}
+    found = [what for _, _, what in escapes(ast.parse(code), replaced)]
+    assert len(found) == bool(wrong)
+    assert wrong in "".join(found)
+
+
+@pytest.mark.parametrize(
     ("module", "absent"),
     [
         ("forebay.storage", HEAVY | {"grpc", "redis", "psycopg"}),
