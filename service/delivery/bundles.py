@@ -53,7 +53,7 @@ from .base import (
     TaskOutput,
     refused,
 )
-from .element_log import ElementLog, Kept
+from .element_log import ElementLog, LoggedBlock
 from .memory import MemoryBudget
 from .orders import MAX_INDEX, UNNEEDED, Order, Slice, runs_after
 from .run_queue import QueuedRun, RunQueue
@@ -638,7 +638,7 @@ class _SliceSubscription(Subscription):
             self.output.queue.notify()
 
 
-def _within(runs: tuple[int, ...], kept: Kept, most: int | None) -> range | Array:
+def _within(runs: tuple[int, ...], kept: LoggedBlock, most: int | None) -> range | Array:
     """Which elements of the block belong to the runs, whose first element is in it; at most `most`.
     A range if they have no gaps."""
     first, count = runs[0] - kept.start, runs[1]

@@ -16,7 +16,7 @@ from .memory import OutputMemory
 
 
 @dataclass(slots=True)
-class Kept:
+class LoggedBlock:
     """A block of a log, with its cost and elements."""
 
     number: int
@@ -36,26 +36,26 @@ class ElementLog:
         self.first = 0  # the number of the oldest block
         self._next = 0
         self._memory = memory
-        self._kept: dict[int, Kept] = {}
+        self._kept: dict[int, LoggedBlock] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def __reversed__(self) -> Iterator[Kept]:
+    def __reversed__(self) -> Iterator[LoggedBlock]:
         return reversed(self._kept.values())
 
     def add(self, block: Block, cost: int) -> None:
         """Add the block, of at least one element, whose memory was taken."""
-        kept = Kept(self._next, block, cost, self.stop, self.stop + block.count)
+        kept = LoggedBlock(self._next, block, cost, self.stop, self.stop + block.count)
         self._kept[self._next] = kept
         self._next += 1
         self.stop = kept.stop
 
-    def get(self, number: int) -> Kept | None:
+    def get(self, number: int) -> LoggedBlock | None:
         """The block of this number, if it is kept."""
         return self._kept.get(number)
 
-    def at(self, element: int, near: int) -> Kept | None:
+    def at(self, element: int, near: int) -> LoggedBlock | None:
         """The block that has this element, or None. Faster if its number is `near` or the next."""
         if not self.start <= element < self.stop:
             return None
