@@ -765,9 +765,9 @@ def test_no_address_and_no_path_of_one_machine() -> None:
 
 
 BUDGETS = {  # non-blank lines of Python by hand, so that what comes in pays with what goes
-    58_800: ("service", "storage", "journal", "frameworks"),
-    68_900: ("tests",),
-    4_800: ("benchmarks", "chaos"),
+    56_800: ("service", "storage", "journal", "frameworks"),
+    65_700: ("tests",),
+    4_000: ("benchmarks", "chaos"),
 }
 
 
@@ -782,6 +782,22 @@ def test_the_code_keeps_to_its_budgets() -> None:
             for line in path.read_text().splitlines()
         )
         assert lines <= most, f"{', '.join(folders)}: {lines} lines, above {most}"
+
+
+MOST_METHODS = 22
+FACES = {"ForebayFace", "TensorFlowFace"}  # a method for each call of a service: tables
+
+
+def test_no_class_does_too_much() -> None:
+    classes = [
+        (node.name, sum(isinstance(each, FUNCTIONS) for each in node.body))
+        for module, path in HANDWRITTEN.items()
+        for node in ast.walk(read(path))
+        if isinstance(node, ast.ClassDef) and module.split(".")[0] not in TOOLS
+    ]
+    report(
+        [f"{name}: {n} methods" for name, n in classes if n > MOST_METHODS and name not in FACES]
+    )
 
 
 README_WORDS = 940  # a page that people adopt a project by

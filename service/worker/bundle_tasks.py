@@ -86,7 +86,7 @@ class BundleTask(WorkerTask):
 
     def _work(self) -> None:
         with self._needs.starting:
-            pipeline, at_once = self.pipeline.open_bundles(), self.pipeline.bundles_at_once()
+            pipeline, at_once = self.pipeline.open_bundles()
         definition = self.pipeline.definition
         self._splits = min(map(source_size, definition.sources), default=0)
         self.output.compression = definition.compression

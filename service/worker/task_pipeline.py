@@ -232,14 +232,11 @@ class TaskPipeline:
                 self._reports.restore(request)
                 log.info("task %d could not report: %s", request.task_id, error)
 
-    def open_bundles(self) -> Pipeline:
-        """The pipeline of a read in bundles: the caller runs the bundles."""
-        return self._open(self._datasets.of(self._task))
-
-    def bundles_at_once(self) -> int:
-        """How many bundles it is worth to run at a time."""
+    def open_bundles(self) -> tuple[Pipeline, int]:
+        """The pipeline of a read in bundles, whose bundles the caller runs, and how many of them it
+        is worth to run at a time."""
         dataset, rules = self._datasets.of(self._task), self._pipelines.python
-        return pipelines.bundles_at_once(dataset.definition, rules)
+        return self._open(dataset), pipelines.bundles_at_once(dataset.definition, rules)
 
     def _open(self, dataset: pb.GetDatasetResponse) -> Pipeline:
         self.definition = dataset.definition
