@@ -24,7 +24,7 @@ class Setting:
     seconds: float  # of each measurement that has no size of its own
     warm_up_s: float  # before that
     calibrations_ms: list[float] = field(default_factory=list)  # one a round, of all rows
-    shared: dict[str, Any] = field(default_factory=dict)  # clusters by side, loaders by library
+    shared: dict[str, Any] = field(default_factory=dict)  # clusters by side
 
     @functools.cached_property
     def files(self) -> pathlib.Path:

@@ -36,7 +36,8 @@ class CheckBundles(Command, frozen=True, kw_only=True):
 
 
 def _check_bundles(state: State, command: CheckBundles) -> Decision:
-    require_one_of_each("a worker", "checksums", command.checksums, command.bundles)
+    who = f"a worker, of job {command.job_id},"
+    require_one_of_each(who, "checksums", command.checksums, command.bundles)
     job = state.jobs.get(command.job_id)
     if job is None or job.order is None:  # the worker is late: the job was removed
         return Decision([], [])

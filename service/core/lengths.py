@@ -63,7 +63,8 @@ def _count_bundles(state: State, command: CountBundles) -> Decision:
     if job is None or job.order is None or not (job.is_ordered and job.order.bundles):
         return Decision([], [])  # the job was removed, or nobody needs them
     bundles = [bundle % job.order.bundles for bundle in command.bundles]
-    return _learn(state, job, job.order, bundles, command.lengths, "a worker")
+    who = f"a worker, of job {job.user_name},"
+    return _learn(state, job, job.order, bundles, command.lengths, who)
 
 
 def _learn(

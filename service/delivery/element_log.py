@@ -69,12 +69,12 @@ class ElementLog:
     def _stop_of(self, number: int) -> int:
         return self._kept[number].stop
 
-    def drop_before(self, element: int, most_bytes: int = -1) -> None:
+    def drop_before(self, element: int, most_bytes: int | None = None) -> None:
         """Drop the blocks before this element, the oldest first, until the output holds at most
         `most_bytes`."""
         first, freed, held = self.first, 0, self._memory.held
         while (kept := self._kept.get(first)) is not None:
-            if kept.stop > element or held - freed <= most_bytes:
+            if kept.stop > element or (most_bytes is not None and held - freed <= most_bytes):
                 break
             del self._kept[first]
             first += 1

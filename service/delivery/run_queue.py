@@ -44,14 +44,13 @@ R = TypeVar("R", bound=QueuedRun)
 
 
 class RunQueue(Generic[R]):
-    """The runs of a task that make elements, or will. All but `wait` need the lock."""
+    """The runs of a task that make elements, or will. All methods need the lock."""
 
     def __init__(self, lock: threading.Lock, max_runs: int) -> None:
         self.numbers = itertools.count()
         self.busy = 0  # runs that make elements
         self.begun: dict[R, None] = {}  # and neither over nor dropped; in order
         self.max_runs = max_runs
-        self._lock = lock
         self._changed = threading.Condition(lock)  # another run may begin
         self._pending: list[tuple[int, int, R]] = []  # a heap, by position
         self._ahead = 0  # of the busy ones, those that nobody needs yet

@@ -82,7 +82,6 @@ _TEXTS = {
     "job_name": MAX_LONG_NAME,
     "structure": MAX_STRUCTURE,
     **dict.fromkeys(("unsplittable", "unleasable"), MAX_REASON),
-    **dict.fromkeys(("doubts", "no_bundles", "counts"), MAX_REASON),  # of a PythonDataset
     **dict.fromkeys(("reason", "message"), MAX_ERROR),
 }
 
@@ -130,7 +129,13 @@ def check_dataset(request: RegisterDatasetRequest) -> None:
             )
     if request.python:
         _count_parts(PythonDataset.DESCRIPTOR, request.python)
-        check(python_dataset_of(request.python))
+        python = python_dataset_of(request.python)
+        check(python)
+        if not (python.splits or python.files):
+            raise InvalidArgument(
+                "the dataset is a function that builds a tf.data.Dataset, which workers no longer "
+                "run: register a function of splits, or what the function returns"
+            )
 
 
 async def parse(kind: type[Message], data: bytes | bytearray) -> Message:
@@ -283,7 +288,9 @@ def _bound_of(field: Field) -> tuple[bool, Bound | None]:
             bound = partial(_check_map, of_values)
     elif field.enum_type is not None:
         bound = partial(_check_enum, frozenset(field.enum_type.values_by_number))
-    elif field.type in most and field.name not in _OF_DATASETS:
+    elif field.type == Field.TYPE_STRING or (
+        field.type == Field.TYPE_BYTES and field.name not in _OF_DATASETS
+    ):
         bound = partial(_check_sizes, most[field.type])
     elif field.cpp_type in _INTEGERS and field.name not in _ANY_NUMBER:
         bound = _check_numbers

@@ -9,6 +9,7 @@ chief registers something else, the dispatcher refuses it because the metadata d
 from __future__ import annotations
 
 import logging
+import numbers
 import os
 import time
 from collections.abc import Callable
@@ -121,7 +122,7 @@ def distribute_across(
     Also raises what `register_dataset`, `from_dataset_id`, `dataset_fn` and `TaskContext.from_env`
     raise.
     """
-    _require_sense(dataset_fn, job_name)
+    _require_sense(dataset_fn, job_name, dataset_id, timeout_s)
     context, replicas = _cluster_of(context_or_strategy)
     _require_reader(context)
     refuse_consumer(options, "the cluster says it")
@@ -185,7 +186,7 @@ def distribute_across(
     return dataset.with_options(unsharded)
 
 
-def _require_sense(dataset_fn: Any, job_name: Any) -> None:
+def _require_sense(dataset_fn: Any, job_name: Any, dataset_id: Any, timeout_s: Any) -> None:
     """Raises InvalidArgument."""
     if not callable(dataset_fn):
         raise InvalidArgument(
@@ -198,6 +199,17 @@ def _require_sense(dataset_fn: Any, job_name: Any) -> None:
             "name, the same in all tasks"
         )
     check_job_name(job_name)
+    if dataset_id is not None and not (isinstance(dataset_id, str) and dataset_id):
+        raise InvalidArgument(
+            f"dataset_id={dataset_id!r:.100} must be a string with something in it; leave it out "
+            "for a name made of job_name"
+        )
+    is_number = isinstance(timeout_s, numbers.Real) and not isinstance(timeout_s, bool)
+    if timeout_s is not None and not (is_number and timeout_s >= 0):
+        raise InvalidArgument(
+            f"timeout_s={timeout_s!r:.100} must be a number of seconds from 0 on, or None to wait "
+            "for ever"
+        )
 
 
 def _cluster_of(given: TaskContext | Any) -> tuple[TaskContext, int]:

@@ -159,10 +159,12 @@ class TestKilled:
 
     SIZE = 400
 
-    def start(self, dispatcher: DispatcherProcess) -> Iterator[int]:
+    def start(
+        self, dispatcher: DispatcherProcess, mode: service.ShardingPolicy = DYNAMIC
+    ) -> Iterator[int]:
         dataset = slow(tf.data.Dataset.range(self.SIZE), 0.004)
         dataset_id = service.register_dataset(dispatcher.target, dataset)
-        elements = service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC)
+        elements = service.read(dispatcher.target, dataset_id, processing_mode=mode)
         return (int(x) for x in elements)
 
     def test_the_dispatcher_is_killed_again_and_again(self, tmp_path: pathlib.Path) -> None:
@@ -187,6 +189,20 @@ class TestKilled:
                     w.kill()
             assert len(set(got)) == len(got), "at most once"
             assert len(got) > self.SIZE // 2, "the other worker goes on"
+
+    def test_a_worker_is_killed_that_reads_everything(self, tmp_path: pathlib.Path) -> None:
+        with (
+            DispatcherProcess(tmp_path) as d,
+            WorkerProcess(d.address),
+            WorkerProcess(d.address) as w,
+        ):
+            got: Counter[int] = Counter()
+            for x in self.start(d, service.ShardingPolicy.OFF):
+                got[x] += 1
+                if got.total() == self.SIZE // 4:
+                    w.kill()
+            assert got.keys() == {*range(self.SIZE)}, "the other worker has all"
+            assert max(got.values()) <= 2, "once from each"
 
     def test_a_worker_that_is_told_to_stop_loses_nothing(self, tmp_path: pathlib.Path) -> None:
         with (

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -81,3 +84,20 @@ def test_a_zip_that_workers_would_mismatch_can_be_read_unsharded(
         service.read(dispatcher.target, dataset_id) as elements,
     ):
         assert [(int(a), int(b)) for a, b in elements] == [(i, i + 1) for i in range(99)]
+
+
+def test_a_drained_worker_leaves_no_pass_incomplete(dispatcher: DispatcherProcess) -> None:
+    dataset_id = service.register_dataset(dispatcher.target, count(1000).repeat(40))
+    with (
+        WorkerProcess(dispatcher.address) as first,
+        WorkerProcess(dispatcher.address),
+        service.read(
+            dispatcher.target, dataset_id, processing_mode=DYNAMIC, max_outstanding_requests=200
+        ) as elements,
+        ThreadPoolExecutor(1) as beside,
+    ):
+        got = Counter(int(x) for x in itertools.islice(elements, 20_000))
+        stopped = beside.submit(first.stop)
+        got.update(int(x) for x in elements)
+        assert stopped.result() == 0
+    assert got == dict.fromkeys(range(1000), 40)

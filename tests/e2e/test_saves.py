@@ -13,6 +13,7 @@ from forebay import service
 from forebay.service.proto import tf_service_pb2 as pb
 
 from ..cluster import WorkerProcess
+from ..pipelines.compositions import write_chunk, write_save
 from ..standbys import status, wait_until
 from ..stock import DispatcherProcess, call, stock_workers
 
@@ -110,3 +111,48 @@ def test_arguments_that_make_no_sense() -> None:
         with pytest.raises(ValueError, match=message) as raised:
             service.distributed_save(*arguments)
         assert isinstance(raised.value, tf.errors.InvalidArgumentError)
+
+
+def test_a_worker_dies_that_loads_a_save(tmp_path: pathlib.Path) -> None:
+    """Its leased splits are lost, and nothing comes twice. The test writes the save itself."""
+    path = tmp_path / "save"
+    write_save(path, {})
+    written: list[int] = []
+
+    def write(chunks: int) -> None:
+        for _ in range(chunks):
+            number = len(written)
+            write_chunk(path, f"chunk_0_{number}_1", [number])
+            written.append(number)
+
+    in_order = lambda chunks: chunks.flat_map(lambda chunk: chunk)  # noqa: E731
+    with (
+        DispatcherProcess(tmp_path / "journal", reconnect_grace_ms=1_000) as dispatcher,
+        WorkerProcess(dispatcher.address) as one,
+        service.WorkerServer(service.WorkerConfig(dispatcher.target)),
+    ):
+        loaded = tf.data.Dataset.load(str(path), reader_func=in_order)
+        dataset_id = service.register_dataset(dispatcher.target, loaded)
+        elements = service.read(
+            dispatcher.target, dataset_id, processing_mode="distributed_epoch", job_name="j"
+        )
+        write(8)
+        got = [int(next(elements)) for _ in range(8)]
+        assert sorted(got) == written
+        dispatcher.kill_and_restart()
+        write(8)
+        got += [int(next(elements)) for _ in range(8)]
+        assert sorted(got) == written
+        one.kill()
+        write(20)
+        (path / "DONE").touch()
+        got += map(int, elements)
+        assert len(set(got)) == len(got)
+        found: Any = status(dispatcher)
+        (lost,) = {
+            source["lost"]
+            for job in found["jobs"]
+            for iteration in job["iterations"]
+            for source in iteration["sources"]
+        }
+        assert len(written) - len(got) <= lost

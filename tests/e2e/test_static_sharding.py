@@ -26,7 +26,7 @@ from forebay import service
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.connections.grpc_server import CHANNEL_OPTIONS
-from forebay.service.errors import NotFound, Unavailable
+from forebay.service.errors import NotFound, PipelineError, Unavailable
 from forebay.service.proto import forebay_pb2
 from forebay.service.proto import tf_service_pb2 as pb
 
@@ -448,3 +448,27 @@ def test_readers_are_told_that_the_list_of_workers_is_another(tmp_path: pathlib.
         client.close()
         with pytest.raises(grpc.RpcError, match="another list of workers"):
             call(dispatcher, "ClientHeartbeat", {"iteration_client_id": stock_client})
+
+
+@pytest.mark.parametrize("policy", STATIC)
+def test_forebays_clients_read_every_shard(
+    clusters: list[DispatcherProcess], files: list[str], policy: service.ShardingPolicy
+) -> None:
+    target = clusters[1].target
+    dataset = tf.data.Dataset.from_tensor_slices(files).flat_map(tf.data.TFRecordDataset)
+    if policy == POLICIES.HINT:
+        dataset = dataset.shard(service.SHARD_HINT, service.SHARD_HINT)
+    whole = sorted(str(10 * n + r).encode() for n in range(len(files)) for r in range(n + 1))
+    dataset_id = service.register_dataset(target, dataset)
+    assert sorted(service.read(target, dataset_id, processing_mode=policy)) == whole
+    got = service.from_dataset_id(policy, target, dataset_id)
+    assert sorted(x.numpy() for x in got) == whole
+    got = dataset.apply(service.distribute(policy, target))
+    assert sorted(x.numpy() for x in got) == whole
+
+
+def test_hint_without_a_hint_fails_at_the_trainer(clusters: list[DispatcherProcess]) -> None:
+    target = clusters[1].target
+    dataset_id = service.register_dataset(target, tf.data.Dataset.range(3))
+    with pytest.raises(PipelineError, match=r"INVALID_ARGUMENT.*no hint"):
+        list(service.read(target, dataset_id, processing_mode=POLICIES.HINT))

@@ -40,6 +40,7 @@ Pair = namedtuple("Pair", ["left", "right"])
     [
         (("uint8", (None, None, 3)), tf.TensorSpec([None, None, 3], tf.uint8)),
         (np.float32, tf.TensorSpec([], tf.float32)),
+        (("int64", [3]), tf.TensorSpec([3], tf.int64, name="float32")),
         ({"b": ("<i8", [2]), "a": str}, {"a": tf.TensorSpec([], tf.string),
                                          "b": tf.TensorSpec([2], tf.int64)}),
         (("int64", "bool"), (tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.bool))),

@@ -70,10 +70,17 @@ FOUND_IN_ORDER = {
         for first in range(0, SEEDS, CHUNK)
     ],
 )
-@pytest.mark.parametrize("mode", ["", "ordered", "claimed"])  # "": the seed draws one
+@pytest.mark.parametrize("mode", ["", "shared", "ordered", "claimed"])  # "": the seed draws one
 def test_no_promise_is_broken(mode: str, first: int) -> None:
     with simulated():
         for seed in range(first, first + CHUNK):
+            check(seed, mode=mode)
+
+
+@pytest.mark.parametrize("mode", ["rounds", "static", "cached", "save"])
+def test_no_promise_is_broken_in_what_few_seeds_draw(mode: str) -> None:
+    with simulated():
+        for seed in range(CHUNK):
             check(seed, mode=mode)
 
 

@@ -253,6 +253,9 @@ def test_wrong_arguments_are_refused(target: str) -> None:
         ("dataset_fn", tf.data.Dataset.range(3), r"dataset_fn=<_RangeDataset.* is no function: gi"),
         ("job_name", None, "job_name=None would have each task read all of the dataset: give"),
         ("job_name", 7, "`job_name` must be a string"),
+        ("dataset_id", "", "dataset_id='' must be a string.*leave it out"),
+        ("timeout_s", "10", "timeout_s='10' must be a number of seconds.*None"),
+        ("timeout_s", -1, "timeout_s=-1 must be"),
     ]:
         how: dict[str, Any] = {"dataset_fn": never, "job_name": "mistyped", argument: value}
         with pytest.raises(ValueError, match=message):

@@ -81,11 +81,14 @@ def entry_of(path: str, records: int) -> FileEntry:
 
 
 def require_same(entry: FileEntry) -> None:
-    """Raises FailedPrecondition if the file is not there, or is another one than was registered."""
+    """Raises FailedPrecondition if the file is not there, or is another one than was registered;
+    OSError without a descriptor for it."""
     advice = "when it was registered: bring it back, or register the files anew"
     try:
         now = entry_of(entry.path, entry.records)
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
         raise FailedPrecondition(
             f"{entry.path} cannot be read ({error.strerror or error}), and had {entry} {advice}"
         ) from error

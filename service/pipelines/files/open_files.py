@@ -43,7 +43,7 @@ class OpenFiles:
 
     def _limit(self) -> None:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        room = (soft - OTHER_DESCRIPTORS) // 2
+        room = (soft - min(OTHER_DESCRIPTORS, soft // 4)) // 2
         self._most = MOST_OPEN if soft == resource.RLIM_INFINITY else max(1, min(MOST_OPEN, room))
 
     def __getitem__(self, number: int) -> RecordFile:
@@ -66,7 +66,9 @@ class OpenFiles:
             return file
         except (OSError, Damaged) as error:
             kind = FailedPrecondition if of_the_system(error) else Corrupt
-            raise kind(f"{entry.path} cannot be opened: {error}") from error
+            lacks = os.strerror(errno.EMFILE) in str(error)
+            advice = "; raise `ulimit -n` of the process" if lacks else ""
+            raise kind(f"{entry.path} cannot be opened: {error}{advice}") from error
 
     def pop(self, number: int) -> RecordFile:
         """An open file, which the caller closes."""

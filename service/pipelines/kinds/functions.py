@@ -267,8 +267,7 @@ def first_elements(request: pb.RegisterDatasetRequest) -> list[Any]:
 @contextmanager
 def unpickled(request: pb.RegisterDatasetRequest) -> Iterator[tuple[Callable[..., Any], Any]]:
     """A copy of the function, after `setup()`, and of its splits, as a worker has them. Calling it
-    does not change what is registered. The splits are () for a function
-    of records."""
+    does not change what is registered. The splits are () for a function of records."""
     stored = python_pb2.PythonDataset.FromString(request.python)
     function, *splits = pickles.loads(stored.function, *filter(None, [stored.splits]))
     getattr(function, "setup", _nothing)()

@@ -81,5 +81,7 @@ def _dtype(value: Any) -> str | None:
             return _dtype(np.dtype(value))
         except TypeError:
             return None
+    if hasattr(value, "shape"):  # a spec, whose name is the user's
+        return None
     name = getattr(value, "name", None)  # of TensorFlow's
     return name if isinstance(name, str) and name in TYPES else None

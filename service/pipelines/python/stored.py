@@ -26,12 +26,13 @@ def package_version(name: str) -> str | None:
 
 
 def require_runnable(dataset: PythonDataset) -> None:
-    """Raises FailedPrecondition, with both versions, if this process's differ from those that the
-    dataset was pickled with. Another cloudpickle of the same major version is a warning."""
+    """Raises FailedPrecondition if the dataset is of a kind that is gone; with both versions if
+    this process's differ from those that it was pickled with. Another cloudpickle of the same major
+    version is a warning."""
     if not (dataset.splits or dataset.files):
         raise FailedPrecondition(
             "the dataset is a function that builds a tf.data.Dataset, which workers no longer run: "
-            "register a function of splits"
+            "register a function of splits, or what the function returns"
         )
     if dataset.function and dataset.python != python_version():
         raise FailedPrecondition(
