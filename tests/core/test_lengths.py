@@ -90,7 +90,7 @@ def test_workers_tell_lengths_of_ordered_reads_by_bundles_of_all_epochs() -> Non
     assert count(job.job_id, (4, 7), 8, 5) == [4]
     assert given.then == []
     for impossible in ((1,), (1, 2)):
-        with pytest.raises(InvalidArgument, match="a worker reports"):
+        with pytest.raises(InvalidArgument, match="a worker, of job j, reports"):
             count(job.job_id, impossible, -1)
     assert count(4711, (1,), 1) == [], "it was removed"
     other = given.job_of(given.state.consumers[given.iteration("unordered").consumer_id])

@@ -40,7 +40,6 @@ Pair = namedtuple("Pair", ["left", "right"])
     [
         (("uint8", (None, None, 3)), tf.TensorSpec([None, None, 3], tf.uint8)),
         (np.float32, tf.TensorSpec([], tf.float32)),
-        (("int64", [3]), tf.TensorSpec([3], tf.int64, name="float32")),
         ({"b": ("<i8", [2]), "a": str}, {"a": tf.TensorSpec([], tf.string),
                                          "b": tf.TensorSpec([2], tf.int64)}),
         (("int64", "bool"), (tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.bool))),
@@ -54,6 +53,11 @@ def test_a_spec_in_numpys_words_is_that_of_tensorflow(spec: Any, same: Any) -> N
     structure = structure_of_spec(spec)
     assert structure == structure_of_spec(same) == encode(same)
     assert element_spec_of(structure) == encode_element_spec(same)
+
+
+def test_a_specs_name_is_no_dtype() -> None:
+    named = tf.TensorSpec([3], tf.int64, name="float32")
+    assert structure_of_spec(named) == structure_of_spec(("int64", [3]))
 
 
 @pytest.mark.parametrize(
