@@ -30,10 +30,10 @@ class BundleLengths:
     def __init__(self, ordered: OrderedRead, ask: Callable[[Request], None]) -> None:
         self._ordered = ordered
         self._ask = ask
-        # By place whose query is outstanding: Request.is_needed.
-        self._querying: dict[int, bool] = {}
+        # The places whose queries are outstanding, at most one of each kind: `Request.is_needed`.
+        self._needed: set[int] = set()
+        self._others: set[int] = set()
         self._waiting: dict[int, tuple[int, int]] = {}  # by place: a query's `until` and `enough`
-        self._needed, self._others = 0, 0  # outstanding queries: see MAX_QUERIES
         self._at_least: dict[int, int] = {}  # by place: elements that it is known to have
         self._unsaid: deque[int] = deque()  # bundles whose lengths the dispatcher was not told of
         self._lock = threading.Lock()  # of `report`
@@ -46,9 +46,9 @@ class BundleLengths:
 
     def forget_queries(self) -> None:
         """All were withdrawn."""
-        self._querying.clear()
+        self._needed.clear()
+        self._others.clear()
         self._waiting.clear()
-        self._needed = self._others = 0
 
     def query(self, place: int, until: int, enough: int = 0) -> None:
         """Ask for the length of the bundle there, unless it is known or was asked for, and once
@@ -74,21 +74,19 @@ class BundleLengths:
         place, is_needed = query.place, query.is_needed
         if self._epoch.order.knows(place):  # `lengths` may have it of another iteration
             return
-        if place in self._querying and self._querying[place] >= is_needed:
+        if place in self._needed or (place in self._others and not is_needed):
             return
-        if is_needed and self._needed >= MAX_QUERIES:
+        if is_needed and len(self._needed) >= MAX_QUERIES:
             self._waiting[place] = query.until, query.enough
-        elif is_needed or self._others < MAX_QUERIES:  # else the next plan asks, if need be
+        elif is_needed or len(self._others) < MAX_QUERIES:  # else the next plan asks, if need be
             self._waiting.pop(place, None)
-            self._querying[place] = is_needed
-            self._needed += is_needed
-            self._others += not is_needed
+            (self._needed if is_needed else self._others).add(place)
             self._ask(query)
 
     @property
     def outstanding(self) -> int:
         """How many queries are."""
-        return self._needed + self._others
+        return len(self._needed) + len(self._others)
 
     def at_least(self, place: int) -> int:
         """So many elements the bundle is known to have."""
@@ -96,12 +94,8 @@ class BundleLengths:
 
     def answered(self, query: Request) -> None:
         """The query has ended: one that waits is asked."""
-        is_needed = query.is_needed
-        if self._querying.get(query.place) == is_needed:
-            del self._querying[query.place]
-        self._needed -= is_needed
-        self._others -= not is_needed
-        while self._waiting and self._needed < MAX_QUERIES:
+        (self._needed if query.is_needed else self._others).discard(query.place)
+        while self._waiting and len(self._needed) < MAX_QUERIES:
             place = next(iter(self._waiting))
             until, enough = self._waiting.pop(place)
             if self.at_least(place) < max(1, enough):

@@ -119,7 +119,7 @@ class Ledger(msgspec.Struct, forbid_unknown_fields=True):
             ranges.remove(self.returned, first, stop)
 
     def begin(self, pass_number: int, first: int, stop: int) -> None:
-        """The splits were given to a pipeline; of one that can tell, trainers took their elements."""
+        """The splits were given to a pipeline, or taken by trainers if the pipeline can tell."""
         if pass_number == self.pass_number:
             ranges.add(self.begun, first, stop)
 

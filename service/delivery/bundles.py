@@ -11,7 +11,8 @@ run_queue.py says which run begins next.
 
 **Backpressure.** A run makes what its slices ask for, and some more, so that the next slices find
 it here. It then waits. It never waits if a slice lacks an element, so that a reader can always go
-on. When memory is full, it waits, unless some reader has nothing left to receive. A query lacks an element if its reader has planned (`until`) all that it knows.
+on. When memory is full, it waits, unless some reader has nothing left to receive. A query lacks an
+element if its reader has planned (`until`) all that it knows.
 
 **Forgetting.** A block is dropped once each reader of the group has said that it needs none of its
 elements (`keep`, `floor`). If the blocks exceed `max_bytes` for each reader, those that some reader

@@ -218,6 +218,21 @@ def test_whatever_workers_answer_all_is_given_in_order_and_little_is_asked_for(
     assert not reading.slices  # a second query of a length may be under way
 
 
+def test_a_query_that_is_outstanding_is_not_asked_again_once_a_later_one_was_answered() -> None:
+    asked: list[Any] = []
+    any_read: Any = None
+    lengths = bundle_lengths.BundleLengths(any_read, asked.append)
+    epoch: Any = SimpleNamespace(order=SimpleNamespace(knows=lambda place: False))
+    lengths.begin(epoch)
+    lengths.query_ahead(4)
+    lengths.query(4, until=2)
+    lengths.answered(asked[1])
+    lengths.query_ahead(4)
+    assert len(asked) == 2
+    lengths.query(4, until=2)
+    assert len(asked) == 3
+
+
 def test_the_window_grows_with_what_the_trainer_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small elements would fit into a window of millions, which workers would make first; once it
     is large it grows slowly. Workers make no more elements for a query than the next plan needs."""

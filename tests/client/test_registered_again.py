@@ -47,7 +47,11 @@ CHANGES: dict[str, tuple[Any, Any, str]] = {
         lambda: function(7, range(3)),
         "another function",
     ),
-    "what kind it is": (lambda: count(3), lambda: function(0, range(3)), "another kind"),
+    "what kind it is": (
+        lambda: count(3).filter(lambda i: i >= 0),  # of no known length, as a function
+        lambda: function(0, range(3)),
+        "another kind",
+    ),
     "both": (
         lambda: function(0, range(3)),
         lambda: function(7, range(5)),
