@@ -11,13 +11,14 @@ import heapq
 import itertools
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from .orders import UNNEEDED
 
 
-class QueuedRun:
+class QueuedRun(ABC):
     """What the queue needs of a run."""
 
     def __init__(self, lock: threading.Lock, position: int) -> None:
@@ -35,9 +36,9 @@ class QueuedRun:
         return self.position == UNNEEDED
 
     @property
+    @abstractmethod
     def asked(self) -> int:
         """The first position that it is asked for now."""
-        raise NotImplementedError
 
 
 R = TypeVar("R", bound=QueuedRun)

@@ -70,12 +70,17 @@ class StorageWatch:
         }
 
     async def bound(self, proof: Awaitable[None]) -> None:
-        """Await what needs the storage; raises Unavailable once that is silent for SILENT_S."""
+        """Await what needs the storage; raises Unavailable once that is silent for SILENT_S, and
+        says so also if the proof fails first."""
         try:
             async with asyncio.timeout(max(CHECK_S, SILENT_S - self._waits_s())):
                 await proof
         except TimeoutError:
             raise Unavailable(self.why()) from None
+        except Unavailable as error:
+            if not self._is_silent:
+                raise
+            raise Unavailable(self.why()) from error
 
     def why(self) -> str:
         """A sentence on its silence."""

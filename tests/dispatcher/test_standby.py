@@ -252,7 +252,7 @@ def test_a_paused_leader_on_local_files_keeps_the_lead_until_it_is_killed(
     leases = Leases(f"{first.address},{second.address}")
     leases.wait_for_more()
     with first.paused():
-        time.sleep(2 * LEASE_MS / 1000)
+        time.sleep(2 * LEASE_MS / 1000)  # as long as a lease on a server would be over
         assert names(second, first)
     leases.wait_for_more()
     assert leader_of(first) == 1
