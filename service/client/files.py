@@ -30,6 +30,7 @@ def register_files(
     seed: int = 0,
     split_records: int | None = None,
     index_dir: str | os.PathLike[str] | None = None,
+    storage_options: dict[str, Any] | None = None,
     compression: str | None = "AUTO",
     dataset_id: str | None = None,
 ) -> str:
@@ -40,8 +41,9 @@ def register_files(
 
     Args:
       service: as in `register_dataset`.
-      files: a pattern, a file, a directory, or a list of them. Files of a pattern and of a
-        directory, with those below it, are sorted; a list keeps its order. A directory with an
+      files: a pattern, a file, a directory, or a list of them, as paths or as URLs (s3://…). Files
+        of a pattern and of a directory, with those below it, are sorted; a list keeps its order. A
+        directory with an
         index.json is MosaicML's MDS. What matches later is not read: register again.
       format: "arrayrecord", "parquet", "tfrecord", "webdataset" or "mds"; by default the files say.
         A record of ArrayRecord and TFRecord is bytes, and a dict of others.
@@ -84,6 +86,9 @@ def register_files(
         ordered read of more needs `bundle_splits=1`.
       index_dir: where indices of TFRecord and WebDataset files are, if not beside them: a directory
         that workers see under the same path.
+      storage_options: of files in object stores, what their URLs do not say: "region";
+        "anonymous", whether requests are not signed; and, if so, "endpoint". No secrets: each
+        process finds credentials in its own environment.
       compression, dataset_id: as in `register_dataset`.
 
     The dispatcher is told how many records each split has, unless `one_to_one` is False or
@@ -98,5 +103,6 @@ def register_files(
         missing=missing, map=map, element_spec=element_spec, packages=packages,
         one_to_one=one_to_one, on_error=on_error, limit=limit, shuffle_records=shuffle_records,
         seed=seed, split_records=split_records, index_dir=index_dir,
+        storage_options=storage_options,
     )  # fmt: skip
     return registered(service, compressed_by(compression, request), dataset_id)

@@ -21,11 +21,12 @@ import pytest
 
 from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound
 from forebay.service.pipelines.files import record_index, tars, tfrecords
+from forebay.service.pipelines.files.byte_sources import ByteSource, opened_now
 from forebay.service.pipelines.files.formats import Damaged, Facts
 from forebay.service.pipelines.files.known_formats import FORMATS
 from forebay.service.pipelines.files.reading import FileRecords
-from forebay.service.pipelines.kinds.file_paths import expanded
 from forebay.service.pipelines.kinds.files import definition
+from forebay.service.pipelines.kinds.patterns import expanded
 from forebay.service.proto.python_pb2 import PythonDataset
 from forebay.storage.errors import Corrupt
 from forebay.storage.tfrecord import frame
@@ -73,12 +74,12 @@ def test_nothing_is_left_beside_an_index(register: Register, tmp_path: pathlib.P
     path.write_bytes(frame(b"some"))
     index = tmp_path / "train-0.forebay-index"
 
-    def walk(descriptor: int, size: int) -> Any:
+    def walk(source: ByteSource) -> Any:
         index.mkdir()  # so that no file can be renamed to it
-        return tfrecords._walk(descriptor, size)
+        return tfrecords._walk(source)
 
     with pytest.raises(InvalidArgument, match=f"the index {index} cannot be written"):
-        record_index.made(str(path), {}, walk)
+        record_index.made(opened_now(str(path), {}), {}, walk)
     assert {one.name for one in tmp_path.iterdir()} == {path.name, index.name}
     index.rmdir()
     (tmp_path / "train-0.0123456789abcdef.forebay-index").touch()  # as of a killed process
@@ -95,12 +96,12 @@ def test_a_file_that_changes_while_its_index_is_made(
     path.write_bytes(b"".join([ends[0], frame(b"12"), frame(b"3456"), ends[1]]))
     os.utime(path, ns=(10**18, 10**18))
 
-    def walk(descriptor: int, size: int) -> Any:
-        found = tfrecords._walk(descriptor, size)
+    def walk(source: ByteSource) -> Any:
+        found = tfrecords._walk(source)
         path.write_bytes(b"".join([ends[0], frame(b"1234"), frame(b"56"), ends[1]]))
         return found
 
-    record_index.made(str(path), {}, walk)
+    record_index.made(opened_now(str(path), {}), {}, walk)
     assert count_of(register(path)) == 4
 
 
@@ -136,7 +137,7 @@ def test_a_file_that_is_written_while_it_is_registered(
     path.write_bytes(frame(b"some"))
     tfrecord = FORMATS["tfrecord"]
 
-    def slowly(of: str, options: Any) -> Facts:
+    def slowly(of: ByteSource, options: Any) -> Facts:
         try:
             return tfrecord.inspect(of, options)
         finally:
@@ -202,10 +203,16 @@ def test_one_file_by_two_names_is_refused(register: Register, tmp_path: pathlib.
             register([tmp_path / "a.tfrecord", other])
 
 
-def test_urls_are_refused(register: Register) -> None:
-    for url in ("s3://bucket/a.tar", "file:///data/*.parquet", "https://host/{000..9}.tar"):
-        with pytest.raises(InvalidArgument, match="is a URL, and workers read files of"):
+def test_urls_that_may_have_secrets_are_refused(register: Register) -> None:
+    for url in ("https://u:p4ss@host/a.tar", "s3://key:p4ss@bucket/a", "https://host/a?sig=p4ss"):
+        with pytest.raises(InvalidArgument, match="may be secret") as refused:
             register(url)
+        assert "p4ss" not in str(refused.value)
+
+
+def test_a_file_url_is_a_path(register: Register, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a.tfrecord").write_bytes(frame(b"x"))
+    assert count_of(register(f"file://{tmp_path}/*.tfrecord")) == 1
 
 
 def test_braces_are_expanded_as_webdataset_does(register: Register, tmp_path: pathlib.Path) -> None:

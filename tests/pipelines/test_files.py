@@ -721,7 +721,8 @@ def test_what_the_system_refuses_is_no_damage(register: Register, tmp_path: path
     made = opened(register(tmp_path))
     assert [*made.blocks(0)]
     with open("/proc/self/mem", "rb") as unreadable:
-        os.dup2(unreadable.fileno(), made._ranges.files[0]._file._descriptor)  # type: ignore[attr-defined]
+        file = made._ranges.files[0]._file  # type: ignore[attr-defined]
+        os.dup2(unreadable.fileno(), file._source._descriptor)
         with pytest.raises(FailedPrecondition, match=r"0\.tfrecord cannot be read: .*Input/output"):
             [*made.blocks(0)]
 

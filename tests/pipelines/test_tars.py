@@ -15,6 +15,7 @@ import webdataset
 
 from forebay.service.errors import InvalidArgument
 from forebay.service.pipelines.files import record_index, tars
+from forebay.service.pipelines.files.byte_sources import opened_now
 from forebay.storage.errors import Corrupt
 
 from ..record_files import Register, all_records
@@ -189,7 +190,8 @@ def test_an_index_of_an_earlier_version_is_read_and_made_again(
     write(path, "0.a", "1.a", "1.b")
     request = register(path, columns=["a"])
     whole = index.read_bytes()
-    record_index.made(str(path), {}, lambda *of: (tars._walk(str(path), *of)[0], b""))
+    source = opened_now(str(path), {})
+    record_index.made(source, {}, lambda of: (tars._walk(of)[0], b""))
     assert len(index.read_bytes()) == 40 + 3 * 8 < len(whole)
     assert all_records(request) == [{"a": b"0.a"}, {"a": b"1.a"}]
     with pytest.raises(InvalidArgument, match="sample '0' has"):

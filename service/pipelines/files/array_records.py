@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import Any
 
 import numpy as np
@@ -11,21 +10,23 @@ import numpy as np
 from ....storage.extras import install
 from ...blocks import Block
 from ...errors import FailedPrecondition
+from .byte_sources import ByteSource
 from .formats import TEXT, Damaged, Facts, Format, Ints, NumberedFile, Options, texts
 
 _MAGIC = bytes.fromhex("83af70d10d884a3f")  # of Riegeli, in which ArrayRecord is written
 
 
-def _opened(path: str) -> tuple[Any, int]:
+def _opened(source: ByteSource) -> tuple[Any, int]:
     """A reader, and how many records there are. Raises FailedPrecondition without the library, and
     Damaged."""
     try:
         from array_record.python import array_record_module
     except ImportError as error:
         raise FailedPrecondition(
-            f"{path} is an ArrayRecord file, and array_record is not installed here ({error}): "
-            f"{install('arrayrecord')}"
+            f"{source.path} is an ArrayRecord file, and array_record is not installed here "
+            f"({error}): {install('arrayrecord')}"
         ) from error
+    path = source.local_path()
     try:
         reader = array_record_module.ArrayRecordReader(path)
         if not reader.ok():
@@ -38,16 +39,17 @@ def _opened(path: str) -> tuple[Any, int]:
         ) from error
 
 
-def _inspect(path: str, _: Options) -> Facts:
-    reader, records = _opened(path)
+def _inspect(source: ByteSource, _: Options) -> Facts:
+    reader, records = _opened(source)
     reader.close()
     return Facts(records, TEXT)
 
 
 class ArrayRecordFile(NumberedFile):
-    def __init__(self, path: str, _: Options) -> None:
-        self._reader, records = _opened(path)
-        super().__init__(os.path.getsize(path) / max(1, records))
+    def __init__(self, source: ByteSource, _: Options) -> None:
+        self._source = source
+        self._reader, records = _opened(source)
+        super().__init__(source.size / max(1, records))
 
     def take(self, records: Ints) -> Block:
         first, count = int(records[0]), len(records)
@@ -60,6 +62,7 @@ class ArrayRecordFile(NumberedFile):
     def close(self) -> None:
         with contextlib.suppress(Exception):  # it raises what an earlier read has raised
             self._reader.close()
+        self._source.close()
 
 
 FORMAT = Format(

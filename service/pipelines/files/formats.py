@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import struct
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +16,9 @@ import numpy.typing as npt
 from ...blocks import Block, Component, Strings
 from ...errors import InvalidArgument
 from .manifest import MANY
+
+if TYPE_CHECKING:
+    from .byte_sources import ByteSource
 
 Ints = npt.NDArray[np.int64]
 Node = dict[str, Any]
@@ -76,9 +78,10 @@ class Format(NamedTuple):
 
     suffixes: tuple[str, ...]  # of the files that are looked for in a directory
     is_it: Callable[[bytes], bool]  # by a file's first 512 bytes
-    inspect: Callable[[str, Options], Facts]
-    """Of the file at a path. Raises Damaged, OSError."""
-    open: Callable[[str, Options], RecordFile]
+    inspect: Callable[[ByteSource, Options], Facts]
+    """Raises Damaged, OSError."""
+    open: Callable[[ByteSource, Options], RecordFile]
+    """It closes the source."""
     is_native: bool = False  # a library in C++ reads it
     by_groups: bool = False  # a record costs the reading of many around it
 
@@ -95,7 +98,12 @@ class NumberedFile(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
+    def plan(self, first: int, stop: int) -> None:
+        """These records will be read."""
+        return
+
     def read(self, first: int, stop: int) -> Iterator[Block]:
+        self.plan(first, stop)
         for begin, end in steps(first, stop, self._record_bytes):
             yield self.take(np.arange(begin, end))
 
@@ -118,35 +126,29 @@ def steps(
 
 
 def pieces(
-    descriptor: int, offsets: Callable[[int, int], list[int]], records: Ints
-) -> Iterator[bytes]:
+    source: ByteSource, offsets: Callable[[int, int], list[int]], records: Ints
+) -> Iterator[bytes | memoryview]:
     """The bytes from offset n up to offset n + 1, for each n. `offsets` has those of a range.
     Raises Damaged, and what `offsets` raises."""
     runs = [0, *(np.flatnonzero(np.diff(records) != 1) + 1).tolist(), len(records)]
     for begin, end in itertools.pairwise(runs):
         places = offsets(int(records[begin]), int(records[end - 1]) + 2)
         start = places[0]
-        data = read_at(descriptor, start, places[-1] - start)
+        data = read_at(source, start, places[-1] - start)
         for a, b in itertools.pairwise(places):
             if not start <= a <= b:
                 raise Damaged(f"it ends at byte {b}, before its begin, {a}: its index is wrong")
             yield data[a - start : b - start]
 
 
-def read_at(descriptor: int, start: int, size: int) -> bytes:
+def read_at(source: ByteSource, start: int, size: int) -> bytes | memoryview:
     """Raises Damaged if the file ends before."""
     if size < 0:
         raise Damaged(f"it has {size} bytes from byte {start} on: what says so is wrong")
-    if size > LARGE_BYTES or start >= 1 << 63:  # before so much memory is asked for
-        there = os.fstat(descriptor).st_size - start
-        if size > there:
-            raise Damaged(f"the file ends {size - there} bytes before it")
-    data = os.pread(descriptor, size, start)
-    while len(data) < size:
-        more = os.pread(descriptor, size - len(data), start + len(data))
-        if not more:
-            raise Damaged(f"the file ends {size - len(data)} bytes before it")
-        data += more
+    there = min(size, source.size - start)
+    data = source.read(start, size) if there == size else b""
+    if len(data) < size:  # also if it was cut since
+        raise Damaged(f"the file ends {size - (len(data) or there)} bytes before it")
     return data
 
 

@@ -1,10 +1,11 @@
 """In a child: looks at files with a library in C++, for who registers them.
 
-It gets a path and answers with its facts, one file after another. Messages are MessagePack.
+It gets a file's entry and answers with its facts, one file after another. Messages are MessagePack.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from multiprocessing.connection import Connection
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 import msgspec
 
 from ...errors import FailedPrecondition, InvalidArgument
-from .formats import Damaged, Options
+from .byte_sources import opened
+from .formats import Damaged, Facts, Options
 from .known_formats import FORMATS
+from .manifest import FileEntry
 
 _MOST_BYTES = 64 << 20  # of a message
 
@@ -25,13 +28,13 @@ def serve(connection: socket.socket) -> None:
     channel = Connection(connection.detach())
     of, options = received(channel)
     send(channel, "begun")
-    while (path := received(channel)) is not None:
-        send(channel, _answer(of, options, path))
+    while (entry := received(channel)) is not None:
+        send(channel, _answer(of, options, FileEntry(*entry)))
 
 
-def _answer(of: str, options: Options, path: str) -> list[Any]:
+def _answer(of: str, options: Options, entry: FileEntry) -> list[Any]:
     try:
-        answer = ["facts", *FORMATS[of].inspect(path, options)]
+        answer = ["facts", *inspected(of, options, entry)]
         msgspec.msgpack.encode(answer)
         return answer
     except OSError as error:
@@ -43,6 +46,13 @@ def _answer(of: str, options: Options, path: str) -> list[Any]:
         return ["error", kind, str(error)]
     except Exception as error:  # noqa: BLE001 - a library's reader may raise anything
         return ["error", Damaged.__name__, f"{type(error).__name__}: {error}"]
+
+
+def inspected(of: str, options: Options, entry: FileEntry) -> Facts:
+    """Raises Damaged, OSError, InvalidArgument, and FailedPrecondition where the format's library
+    is not installed."""
+    with contextlib.closing(opened(entry, options.get("storage", {}))) as source:
+        return FORMATS[of].inspect(source, options)
 
 
 def send(channel: Connection, message: Any) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from ...errors import InvalidArgument
 from . import array_records, mds, parquet, tars, tfrecords
+from .byte_sources import RemoteFile, opened_now
 from .formats import Format
+from .manifest import FileEntry
+from .stores import is_url
 
 FORMATS: dict[str, Format] = {
     "arrayrecord": array_records.FORMAT,
@@ -23,14 +28,18 @@ _TABLES = {"_delta_log": "Delta Lake", ".hoodie": "Apache Hudi"}
 """Which directory says that the files beside it are a table's, also former ones."""
 
 
-def guessed(path: str) -> str | None:
-    """The format of a file, by its first bytes, or else by its name. Raises OSError."""
-    with open(path, "rb") as file:
-        begin = file.read(512)
+def guessed(entry: FileEntry, options: dict[str, Any]) -> str | None:
+    """The format of a file, by its first bytes, or else by its name. `options` are storage_options.
+    Raises OSError."""
+    path = entry.path
+    with contextlib.closing(
+        RemoteFile(entry, options) if is_url(path) else opened_now(path, {})
+    ) as file:
+        begin = bytes(file.read(0, 512))
     for name, format_ in FORMATS.items():
         if format_.is_it(begin):
             return name
-    return next((name for name, one in FORMATS.items() if _ends_in(path, one.suffixes)), None)
+    return next((name for name, one in FORMATS.items() if ends_in(path, one.suffixes)), None)
 
 
 def in_directory(path: str, format: str | None) -> list[str]:  # noqa: A002
@@ -46,7 +55,16 @@ def suffixes_of(format: str | None) -> tuple[str, ...]:  # noqa: A002
     return tuple(suffix for one in formats for suffix in one.suffixes)
 
 
-def _ends_in(name: str, suffixes: tuple[str, ...]) -> bool:
+def require_no_table(folder: str, names: Iterable[str]) -> None:
+    """Raises InvalidArgument if some of the files there may be former ones."""
+    if kind := next((_TABLES[name] for name in names if name in _TABLES), None):
+        raise InvalidArgument(
+            f"{folder} is a table of {kind}, whose log says which files it has now: give those, or "
+            f"{folder}/**/*.parquet for all that are there"
+        )
+
+
+def ends_in(name: str, suffixes: tuple[str, ...]) -> bool:
     """Also of a shard: data.tfrecord-00003-of-00010."""
     return re.sub(r"-\d+-of-\d+$", "", name.lower()).endswith(suffixes)
 
@@ -62,16 +80,12 @@ def _below(folder: str, suffixes: tuple[str, ...], seen: set[tuple[int, int]]) -
         suffixes = tuple(suffix for suffix in suffixes if suffix != ".mds")
     with os.scandir(folder) as entries:
         there = [*entries]
-    if kind := next((_TABLES[one.name] for one in there if one.name in _TABLES), None):
-        raise InvalidArgument(
-            f"{folder} is a table of {kind}, whose log says which files it has now: give those, or "
-            f"{folder}/**/*.parquet for all that are there"
-        )
+    require_no_table(folder, [one.name for one in there])
     shown = [entry for entry in there if not entry.name.startswith((".", "_"))]
     for entry in sorted(shown, key=lambda entry: entry.name):
         if entry.is_dir():
             yield from _below(entry.path, suffixes, seen)
-        elif _ends_in(entry.name, suffixes):
+        elif ends_in(entry.name, suffixes):
             yield entry.path
         elif entry.is_symlink():
             os.stat(entry.path)  # raises if it leads nowhere: a directory may have been meant

@@ -1,7 +1,8 @@
 """Which files of records a dataset has, as it is registered. The dispatcher compares two of them.
 
 A file is known by its path, its size, and a fingerprint: the CRC-32C of its first and last bytes,
-which have the header and the footer. A worker checks both when it opens the file.
+which have the header and the footer. A worker checks both when it opens the file. An object of a
+store is known by its URL, its size, and what the store says (stores.py).
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ class FileEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     path: str
     size: int
     fingerprint: str
+    """Of an object of a store, its ETag, version or time, with the word."""
+
     records: int
     values: dict[str, Any] = {}
     """Of columns that its directory's name has (partitions.py)."""
 
     def __str__(self) -> str:
-        return f"{self.size} bytes with fingerprint {self.fingerprint}"
+        what = "" if " " in self.fingerprint else "fingerprint "
+        return f"{self.size} bytes with {what}{self.fingerprint}"
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,12 +84,18 @@ def entry_of(path: str, records: int) -> FileEntry:
         return FileEntry(path, size, fingerprint(file.fileno(), size), records)
 
 
-def require_same(entry: FileEntry) -> None:
-    """Raises FailedPrecondition if the file is not there, or is another one than was registered;
-    OSError without a descriptor for it."""
+def opened(entry: FileEntry) -> int:
+    """A descriptor. Raises FailedPrecondition if the file is not there, or is another one than was
+    registered; OSError without a descriptor for it."""
     advice = "when it was registered: bring it back, or register the files anew"
     try:
-        now = entry_of(entry.path, entry.records)
+        descriptor = regular(entry.path, os.O_RDONLY)
+        try:
+            size = os.fstat(descriptor).st_size
+            now = FileEntry(entry.path, size, fingerprint(descriptor, size), 0)
+        except BaseException:
+            os.close(descriptor)
+            raise
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
@@ -93,7 +103,9 @@ def require_same(entry: FileEntry) -> None:
             f"{entry.path} cannot be read ({error.strerror or error}), and had {entry} {advice}"
         ) from error
     if (now.size, now.fingerprint) != (entry.size, entry.fingerprint):
+        os.close(descriptor)
         raise FailedPrecondition(f"{entry.path} has {now}, and had {entry} {advice}")
+    return descriptor
 
 
 def difference(stored: bytes, others: bytes) -> str:

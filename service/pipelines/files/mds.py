@@ -22,6 +22,7 @@ import numpy as np
 from ...block_limits import MAX_RANK
 from ...blocks import Array, Block, Component
 from ...errors import ForebayError, InvalidArgument
+from .byte_sources import ByteSource, opened_now
 from .formats import (
     TEXT,
     WRONG,
@@ -39,7 +40,6 @@ from .formats import (
     read_at,
     texts,
 )
-from .manifest import regular
 
 INDEX = "index.json"
 
@@ -106,25 +106,21 @@ def _wrong_means_damaged() -> Iterator[None]:
 
 
 class MdsShard(NumberedFile):
-    def __init__(self, path: str, options: Options) -> None:
+    def __init__(self, source: ByteSource, options: Options) -> None:
         """Raises Damaged, InvalidArgument and OSError."""
-        self._descriptor = regular(path, os.O_RDONLY)
-        try:
-            with _wrong_means_damaged():
-                begin, size = self._read_header(path, options)
-        except BaseException:
-            os.close(self._descriptor)
-            raise
+        self._source = source
+        with _wrong_means_damaged():
+            begin, size = self._read_header(source.path, options)
         super().__init__((size - begin) / max(1, self.samples))
 
     def _read_header(self, path: str, options: Options) -> tuple[int, int]:
         """Returns where the samples begin, and end. Raises what it meets."""
-        size = os.fstat(self._descriptor).st_size
-        self.samples = int.from_bytes(read_at(self._descriptor, 0, 4), "little")
+        size = self._source.size
+        self.samples = int.from_bytes(read_at(self._source, 0, 4), "little")
         head = 4 * (self.samples + 2)
         if head > size:
             raise Damaged(f"it has {size} bytes, and says {self.samples} samples: it is {_BAD}")
-        self._offsets = np.frombuffer(read_at(self._descriptor, 4, head - 4), "<u4")
+        self._offsets = np.frombuffer(read_at(self._source, 4, head - 4), "<u4")
         begin, end = int(self._offsets[0]), int(self._offsets[-1])
         if end != size or not head <= begin <= size:
             raise Damaged(f"it has {size} bytes, and says {end}: it is {_BAD}")
@@ -132,7 +128,7 @@ class MdsShard(NumberedFile):
             raise Damaged(f"its samples do not follow one another: it is {_BAD}")
         if begin - head > MOST_HEADER_BYTES:
             raise Damaged(f"its columns take {begin - head} bytes: it is {_BAD}")
-        about = json.loads(read_at(self._descriptor, head, begin - head))
+        about = json.loads(bytes(read_at(self._source, head, begin - head)))
         columns = [*zip(*(about[f"column_{what}"] for what in _ABOUT_COLUMNS), strict=True)]
         names = [name for name, _, _ in columns]
         wanted = chosen(path, names, options)
@@ -151,8 +147,11 @@ class MdsShard(NumberedFile):
         found: list[int] = self._offsets[first:stop].tolist()
         return found
 
+    def plan(self, first: int, stop: int) -> None:
+        self._source.plan([(int(self._offsets[first]), int(self._offsets[stop]))])
+
     def take(self, records: Ints) -> Block:
-        samples = [*map(self._values, pieces(self._descriptor, self._places, records))]
+        samples = [*map(self._values, pieces(self._source, self._places, records))]
         return Block(
             len(records),
             tuple(
@@ -161,8 +160,9 @@ class MdsShard(NumberedFile):
             ),
         )
 
-    def _values(self, sample: bytes) -> list[bytes]:
+    def _values(self, sample: bytes | memoryview) -> list[bytes]:
         """The sample's values, by column."""
+        sample = bytes(sample)
         sizes = iter(self._sizes.unpack_from(sample))
         at, values = self._sizes.size, []
         for column in self.columns:
@@ -179,7 +179,7 @@ class MdsShard(NumberedFile):
             return TEXT
         dtype, shape = column.dtype, column.shape
         if (dtype is None or shape is None) and self.samples:
-            (sample,) = pieces(self._descriptor, self._places, np.arange(1))
+            (sample,) = pieces(self._source, self._places, np.arange(1))
             array = _array(column, self._values(sample)[self.columns.index(column)])
             dtype = array.dtype.name
             if shape is None:
@@ -193,7 +193,7 @@ class MdsShard(NumberedFile):
             return Facts(self.samples, dict_of({one.name: self.node(one) for one in columns}))
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        self._source.close()
 
 
 def _component(column: MdsColumn, values: Sequence[bytes]) -> Component:
@@ -229,20 +229,20 @@ def _array(column: MdsColumn, data: bytes) -> Array:
     return np.frombuffer(data, dtype, offset=at).reshape(shape)
 
 
-def _inspect(path: str, options: Options) -> Facts:
-    with contextlib.closing(MdsShard(path, options)) as shard:
-        return shard.inspected()
+def _inspect(source: ByteSource, options: Options) -> Facts:
+    return MdsShard(source, options).inspected()
 
 
-def shards_of(index: str) -> list[str]:
+def shards_of(index: str, options: Options | None = None) -> list[str]:
     """The shards' files that an index.json lists. Raises OSError."""
-    with open(index, "rb", opener=regular) as file:
-        if (size := os.fstat(file.fileno()).st_size) > MOST_INDEX_BYTES:
+    with contextlib.closing(opened_now(index, options or {})) as file:
+        if file.size > MOST_INDEX_BYTES:
             raise InvalidArgument(
-                f"{index} has {size} bytes, above {MOST_INDEX_BYTES}: give the shards themselves"
+                f"{index} has {file.size} bytes, above {MOST_INDEX_BYTES}: give the shards "
+                "themselves"
             )
         try:
-            shards = json.load(file)["shards"]
+            shards = json.loads(bytes(file.read(0, file.size)))["shards"]
             packed = [shard for shard in shards if shard["zip_data"] or shard["compression"]]
             kinds = {(shard["format"], shard["version"]) for shard in shards}
             names = [os.path.normpath(shard["raw_data"]["basename"]) for shard in shards]

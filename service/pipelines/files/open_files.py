@@ -10,7 +10,7 @@ from collections import OrderedDict
 
 from ....storage.errors import Corrupt
 from ...errors import FailedPrecondition
-from . import manifest
+from . import byte_sources, manifest
 from .formats import Damaged, RecordFile
 from .known_formats import FORMATS
 from .partitions import Partitioned
@@ -59,8 +59,13 @@ class OpenFiles:
     def _opened(self, entry: manifest.FileEntry) -> RecordFile:
         """Raises FailedPrecondition, Corrupt."""
         try:
-            manifest.require_same(entry)
-            file = FORMATS[self._manifest.format].open(entry.path, self._manifest.options)
+            options = self._manifest.options
+            source = byte_sources.opened(entry, options.get("storage", {}))
+            try:
+                file = FORMATS[self._manifest.format].open(source, options)
+            except BaseException:
+                source.close()
+                raise
             if entry.values:
                 return Partitioned(file, self._manifest.structure, entry.values)
             return file

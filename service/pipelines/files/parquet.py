@@ -4,27 +4,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from ...blocks import Block
+from .byte_sources import ByteSource
 from .formats import LARGE_BYTES, Damaged, Facts, Format, Ints, Options, chosen, dict_of
 from .parquet_types import ParquetColumn, cut, leaves, payload_bytes, pyarrow, wide
 
 PROBED_ROWS = 256
 """Rows that tell how large strings are that lie in a dictionary."""
 
+_HOLE_BYTES = 8 << 10
+"""Between columns that are asked for at once; as Arrow's."""
+
 _DICTIONARY_BYTES = 2 << 20
 """More than writers let a column's dictionary have."""
 
 
-def _opened(path: str) -> Any:
+def _opened(source: ByteSource) -> Any:
     """Raises Damaged."""
-    arrow = pyarrow(path)
+    arrow = pyarrow(source.path)
     try:
-        return arrow.parquet.ParquetFile(path, page_checksum_verification=True)
+        return arrow.parquet.ParquetFile(source.view(), page_checksum_verification=True)
     except (arrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno:
             raise  # of the system
@@ -34,8 +38,9 @@ def _opened(path: str) -> Any:
         ) from error
 
 
-def _inspect(path: str, options: Options) -> Facts:
-    with _opened(path) as file:
+def _inspect(source: ByteSource, options: Options) -> Facts:
+    path = source.path
+    with _opened(source) as file:
         schema, about = file.schema_arrow, file.metadata
         if not about.num_rows:  # writers may not know its types
             return Facts(0, dict_of({}))
@@ -77,13 +82,13 @@ def _require_no_nulls(file: Any, columns: dict[str, ParquetColumn]) -> None:
 class ParquetRows:
     """An open Parquet file."""
 
-    def __init__(self, path: str, options: Options) -> None:
-        self._path = path
+    def __init__(self, source: ByteSource, options: Options) -> None:
+        self._source = source
         self._names: list[str] = options["columns"]
         self._fill: dict[str, Any] = options.get("fill") or {}
-        self._file = _opened(path)
+        self._file = _opened(source)
         schema, about = self._file.schema_arrow, self._file.metadata
-        self._columns = [ParquetColumn(path, schema.field(name)) for name in self._names]
+        self._columns = [ParquetColumn(source.path, schema.field(name)) for name in self._names]
         self._leaves = leaves(schema)
         sizes = [about.row_group(number).num_rows for number in range(about.num_row_groups)]
         self._starts = np.cumsum([0, *sizes])
@@ -129,6 +134,7 @@ class ParquetRows:
     def read(self, first: int, stop: int) -> Iterator[Block]:
         begin, end = np.searchsorted(self._starts, [first, stop - 1], "right").tolist()
         at, end_row = int(self._starts[begin - 1]), int(self._starts[end])
+        self._plan(range(begin - 1, end))
         if not self._probed:
             self._row_bytes = max(self._row_bytes, self._repeated_bytes(begin - 1))
             self._probed = True
@@ -148,9 +154,10 @@ class ParquetRows:
     def take(self, records: Ints) -> Block:
         if not self._names:  # a table without columns has no rows, either
             return Block(len(records), ())
-        arrow = pyarrow(self._path)
+        arrow = pyarrow(self._source.path)
         tables = []
         groups = self._by_group(records)
+        self._plan(number for number, _ in groups)
         for number, places in groups:
             table = self._file.read_row_group(number, columns=self._names, use_threads=False)
             table = table.cast(wide(table.schema))  # or the rows may be too many bytes for one
@@ -182,8 +189,28 @@ class ParquetRows:
             tuple(one.component(batch.column(one.name), self._fill) for one in self._columns),
         )
 
+    def _plan(self, groups: Iterable[int]) -> None:
+        """The bytes that reading these row groups takes."""
+        ranges: list[tuple[int, int]] = []
+        wanted = {*self._names}
+        for number in groups:
+            group = self._file.metadata.row_group(number)
+            for at, name in enumerate(self._leaves):
+                if name in wanted:
+                    column = group.column(at)
+                    begin = column.data_page_offset
+                    if column.has_dictionary_page:
+                        begin = min(begin, column.dictionary_page_offset)
+                    end = begin + column.total_compressed_size
+                    if ranges and 0 <= begin - ranges[-1][1] <= _HOLE_BYTES:
+                        ranges[-1] = ranges[-1][0], end
+                    else:
+                        ranges.append((begin, end))
+        self._source.plan(ranges)
+
     def close(self) -> None:
         self._file.close()
+        self._source.close()
 
 
 FORMAT = Format(

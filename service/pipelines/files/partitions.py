@@ -41,12 +41,12 @@ class Partitions(NamedTuple):
         return values
 
 
-def found(paths: Sequence[str], places: Sequence[str], partitioning: Any) -> Partitions:
-    """Of files, and where they are below what was registered. `partitioning` is as in
-    pyarrow.parquet.read_table. Raises InvalidArgument."""
+def found(first: str, places: Sequence[str], partitioning: Any) -> Partitions:
+    """Of files: the first one's path, and where all are below what was registered. `partitioning`
+    is as in pyarrow.parquet.read_table. Raises InvalidArgument."""
     if partitioning is None or (partitioning == "hive" and not any("=" in one for one in places)):
         return Partitions()
-    dataset, filesystem = _modules(paths[0])
+    dataset, filesystem = _modules(first)
     options = dataset.FileSystemFactoryOptions(partition_base_dir="", exclude_invalid_files=False)
     try:
         if partitioning == "hive":
@@ -67,7 +67,7 @@ def found(paths: Sequence[str], places: Sequence[str], partitioning: Any) -> Par
             f"partitioning={partitioning!r:.100} does not fit the names of directories: "
             f"{error!s:.300}. Give another one, or None"
         ) from error
-    columns = [ParquetColumn(f"a directory of {paths[0]}", field) for field in schema]
+    columns = [ParquetColumn(f"a directory of {first}", field) for field in schema]
     values = [
         {one.name: _plain(one, keys.get(one.name)) for one in columns}
         for keys in map(dataset.get_partition_keys, expressions)

@@ -21,43 +21,45 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 from google_crc32c import Checksum
+from google_crc32c import value as crc32c
 
 from ...errors import FailedPrecondition, InvalidArgument
+from . import stores
+from .byte_sources import Buffer, ByteSource, opened_now
 from .formats import Damaged, Ints, Options, pieces, read_at
-from .manifest import fingerprint, regular
+from .manifest import FileEntry
 
 SUFFIX = ".forebay-index"
 _HEAD = struct.Struct("<8s8sQQII")
 _MAGIC = b"FBINDEX2"
 _CHUNK = 1 << 20  # bytes whose checksum is computed at a time
 
-Walk = Callable[[int, int], tuple["array[int]", bytes]]
-"""The offsets of an open file of this size, and what its format says of the records. Raises
-Damaged."""
+Walk = Callable[[ByteSource], tuple["array[int]", bytes]]
+"""The offsets of a file, and what its format says of the records. Raises Damaged."""
 
 
 def path_of(path: str, options: Options) -> str:
-    """Of the index of the file at `path`."""
+    """Of the index of the file at `path`. Either may be a URL."""
     directory = options.get("index_dir")
     if directory is None:
         return path + SUFFIX
-    return os.path.join(directory, os.path.abspath(path).lstrip("/") + SUFFIX)
+    below = path.replace("://", "/") if stores.is_url(path) else os.path.abspath(path).lstrip("/")
+    return os.path.join(directory, below + SUFFIX)
 
 
 class RecordIndex:
     """An index that is open: the offsets of a file's records, and behind the last one."""
 
-    def __init__(self, path: str, descriptor: int, head: tuple[bytes, int]) -> None:
-        """Raises Damaged if it is of another file than `head` says, or damaged. The descriptor is
-        the index's from then on."""
-        self._path, self._descriptor = path, descriptor
-        size = os.fstat(descriptor).st_size
-        magic, *of, self.records, checksum, more = _HEAD.unpack(read_at(descriptor, 0, _HEAD.size))
+    def __init__(self, source: ByteSource, head: tuple[bytes, int]) -> None:
+        """Raises Damaged if it is of another file than `head` says, or damaged. The source is the
+        index's from then on."""
+        self._source, size = source, source.size
+        magic, *of, self.records, checksum, more = _HEAD.unpack(read_at(source, 0, _HEAD.size))
         if magic != _MAGIC or (*of,) != head or size != _HEAD.size + 8 * (self.records + 1) + more:
             raise Damaged("it is of another file")
         found = Checksum()
         for at in range(_HEAD.size, size, _CHUNK):
-            found.update(read_at(descriptor, at, min(_CHUNK, size - at)))
+            found.update(read_at(source, at, min(_CHUNK, size - at)))
         self.checksum = int.from_bytes(found.digest(), "big")
         self._said = size - more, more
         if self.checksum != checksum:
@@ -66,112 +68,132 @@ class RecordIndex:
     def offsets(self, first: int, stop: int) -> list[int]:
         """Raises FailedPrecondition."""
         try:
-            data = read_at(self._descriptor, _HEAD.size + 8 * first, 8 * (stop - first))
+            data = read_at(self._source, _HEAD.size + 8 * first, 8 * (stop - first))
         except Damaged as error:
             raise FailedPrecondition(
-                f"the index {self._path} was cut after it was opened: register the files again, "
-                "which writes it"
+                f"the index {self._source.path} was cut after it was opened: register the files "
+                "again, which writes it"
             ) from error
         found: list[int] = np.frombuffer(data, "<u8").tolist()
         return found
 
     def said(self) -> bytes:
         """What the format says of the records. Raises Damaged."""
-        return read_at(self._descriptor, *self._said)
+        return bytes(read_at(self._source, *self._said))
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        self._source.close()
 
 
 class IndexedFile:
     """An open file with its index."""
 
-    def __init__(self, path: str, options: Options) -> None:
-        """Raises Damaged, with what to do, and OSError."""
-        with contextlib.ExitStack() as kept:
-            self._descriptor = regular(path, os.O_RDONLY)
-            kept.callback(os.close, self._descriptor)
-            head = _head(self._descriptor)
-            index = path_of(path, options)
-            found = _index(index, head)
-            if found is None:
-                raise Damaged(
-                    f"its index {index} is not there, damaged, or of another file: register the "
-                    "files again, which writes it, where workers see it under the same path"
-                )
-            self.index = found
-            self.record_bytes = head[1] / max(1, found.records)
-            kept.pop_all()
+    def __init__(self, source: ByteSource, options: Options) -> None:
+        """The source is this object's from then on. Raises Damaged, with what to do, and
+        OSError."""
+        self._source, head = source, _head(source.entry)
+        index = path_of(source.path, options)
+        found = _index(index, head, options)
+        if found is None:
+            raise Damaged(
+                f"its index {index} is not there, damaged, or of another file: register the "
+                "files again, which writes it, where workers see it under the same path"
+            )
+        self.index = found
+        self.record_bytes = head[1] / max(1, found.records)
 
-    def pieces(self, records: Ints) -> Iterator[bytes]:
+    def pieces(self, records: Ints) -> Iterator[bytes | memoryview]:
         """Raises Damaged, FailedPrecondition."""
-        return pieces(self._descriptor, self.index.offsets, records)
+        return pieces(self._source, self.index.offsets, records)
+
+    def plan(self, first: int, stop: int) -> None:
+        """These records will be read."""
+        (begin,), (end,) = (self.index.offsets(at, at + 1) for at in (first, stop))
+        self._source.plan([(begin, end)])
 
     def close(self) -> None:
         self.index.close()
-        os.close(self._descriptor)
+        self._source.close()
 
 
-def made(path: str, options: Options, walk: Walk, *, says: bool = False) -> tuple[int, bytes]:
+def made(
+    source: ByteSource, options: Options, walk: Walk, *, says: bool = False
+) -> tuple[int, bytes]:
     """How many records there are, and what the format `says`, by the index that is there or by one
     that `walk` makes. Raises what `walk` raises, OSError, and InvalidArgument if no index can be
     written."""
-    index = path_of(path, options)
-    with open(path, "rb", opener=regular) as file, contextlib.ExitStack() as opened:
-        head = _head(file.fileno())
-        changed_ns = os.fstat(file.fileno()).st_mtime_ns
-        if found := _index(index, head):
-            opened.callback(found.close)
+    index, head = path_of(source.path, options), _head(source.entry)
+    changed_ns = source.changed_ns
+    there = b""
+    if found := _index(index, head, options):
+        with contextlib.closing(found):
             there = found.said()
-            if bool(there) == says and os.stat(index).st_mtime_ns == changed_ns:
-                return found.records, there
-        offsets, said = walk(file.fileno(), head[1])
+        of_it = changed_ns is None or os.stat(index).st_mtime_ns == changed_ns
+        if bool(there) == says and of_it:
+            return found.records, there
+    source.plan([(0, source.size)])
+    offsets, said = walk(source)
     checksum = _checksum(offsets, said)
     if found and (found.checksum, there) == (checksum, said):  # as of a copy
         with contextlib.suppress(OSError):  # it may be another user's
+            assert changed_ns is not None
             os.utime(index, ns=(changed_ns, changed_ns))
         return found.records, said
+    content = b"".join(
+        [_HEAD.pack(_MAGIC, *head, len(offsets) - 1, checksum, len(said)), offsets.tobytes(), said]
+    )
+    try:
+        if stores.is_url(index):
+            stores.put(index, content, options.get("storage", {}))
+        else:
+            _write(index, content, changed_ns)
+    except OSError as error:
+        raise InvalidArgument(
+            f"the index {index} cannot be written ({error.strerror}): give index_dir, a directory "
+            "or a URL that workers see under the same path"
+        ) from error
+    return len(offsets) - 1, said
+
+
+def _write(index: str, content: bytes, changed_ns: int | None) -> None:
+    """Raises OSError."""
     new = f"{index.removesuffix(SUFFIX)}.{secrets.token_hex(8)}{SUFFIX}"
     try:
         os.makedirs(os.path.dirname(index), exist_ok=True)
         with open(new, "xb") as file:
-            file.write(_HEAD.pack(_MAGIC, *head, len(offsets) - 1, checksum, len(said)))
-            offsets.tofile(file)
-            file.write(said)
+            file.write(content)
             file.flush()
-            # An index is used again for a file of this time only, which may be an older one:
-            os.utime(file.fileno(), ns=(changed_ns, changed_ns))
+            if changed_ns is not None:
+                # An index is used again for a file of this time only, which may be an older one:
+                os.utime(file.fileno(), ns=(changed_ns, changed_ns))
             os.fsync(file.fileno())
         os.replace(new, index)
-    except OSError as error:
-        raise InvalidArgument(
-            f"the index {index} cannot be written ({error.strerror}): give index_dir, a directory "
-            "that workers see under the same path"
-        ) from error
     finally:
         with contextlib.suppress(OSError):  # it has the index's name, unless there was an error
             os.unlink(new)
-    return len(offsets) - 1, said
 
 
-def _head(descriptor: int) -> tuple[bytes, int]:
-    size = os.fstat(descriptor).st_size
-    return fingerprint(descriptor, size).encode(), size
+def _head(entry: FileEntry) -> tuple[bytes, int]:
+    """A file's fingerprint in 8 bytes, and its size."""
+    said = entry.fingerprint.encode()
+    return said if len(said) == 8 else f"{crc32c(said):08x}".encode(), entry.size
 
 
-def _index(index: str, head: tuple[bytes, int]) -> RecordIndex | None:
+def _index(index: str, head: tuple[bytes, int], options: Options) -> RecordIndex | None:
     """None if it is not there, damaged, or another file's. Raises OSError."""
     try:
-        descriptor = regular(index, os.O_RDONLY)
+        source = opened_now(index, options.get("storage", {}))
     except FileNotFoundError:
         return None
     try:
-        return RecordIndex(index, descriptor, head)
+        if stores.is_url(index):
+            source = Buffer(source.entry, bytes(source.read(0, source.size)))
+        return RecordIndex(source, head)
     except Damaged:
-        os.close(descriptor)
+        source.close()
         return None
     except BaseException:
-        os.close(descriptor)
+        source.close()
         raise
 
 

@@ -8,7 +8,6 @@ Where samples begin is in an index (record_index.py), with which extensions they
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import os
 import re
@@ -24,6 +23,7 @@ from ...block_limits import MAX_COMPONENTS
 from ...blocks import Block
 from ...errors import InvalidArgument
 from . import record_index
+from .byte_sources import ByteSource
 from .formats import (
     TEXT,
     WRONG,
@@ -117,10 +117,10 @@ def sources(columns: Sequence[str] | Mapping[str, Sequence[str]]) -> dict[str, S
     return {name: [name] for name in sorted(columns)}
 
 
-def _inspect(path: str, options: Options) -> Facts:
+def _inspect(source: ByteSource, options: Options) -> Facts:
     """Raises InvalidArgument for columns that samples lack."""
-    walk = functools.partial(_walk, path)
-    records, said = record_index.made(path, options, walk, says=True)
+    path = source.path
+    records, said = record_index.made(source, options, _walk, says=True)
     if not records:
         return Facts(0, dict_of({}))
     samples = _kinds(said, records)
@@ -138,18 +138,18 @@ def _inspect(path: str, options: Options) -> Facts:
         if lack is not None and "whole" in options:
             left_out += kind.samples
         elif lack is not None:
-            _refuse(path, options, samples.kinds, kind, columns[lack])
+            _refuse(source, options, samples.kinds, kind, columns[lack])
     return Facts(
         records - left_out,
         dict_of(dict.fromkeys(columns, TEXT)),
-        warning=_warning(path, options, records, samples),
+        warning=_warning(source, options, records, samples),
         left_out=left_out,
         absent=absent,
     )
 
 
 def _refuse(
-    path: str,
+    source: ByteSource,
     options: Options,
     kinds: Sequence[SampleKind],
     kind: SampleKind,
@@ -159,35 +159,36 @@ def _refuse(
     other = next(one for one in kinds if {*extensions} & {*one.names()})
     dots = f". {_ADVICE}" if any("." in name for name in extensions) else ""
     raise InvalidArgument(
-        f"{path}: sample {_key(path, options, kind.first)!r:.100} has {few(kind.names())}, and "
-        f"sample {_key(path, options, other.first)!r:.100} has {few(other.names())}: write samples "
-        "with the same extensions, or give columns that all have, such as {'image': ['jpg', "
-        f"'png']}}, `fill`, or missing=\"skip\"{dots}"
+        f"{source.path}: sample {_key(source, options, kind.first)!r:.100} has "
+        f"{few(kind.names())}, and sample {_key(source, options, other.first)!r:.100} has "
+        f"{few(other.names())}: write samples with the same extensions, or give columns that all "
+        f"have, such as {{'image': ['jpg', 'png']}}, `fill`, or missing=\"skip\"{dots}"
     )
 
 
-def _warning(path: str, options: Options, records: int, samples: SampleKinds) -> str:
+def _warning(source: ByteSource, options: Options, records: int, samples: SampleKinds) -> str:
     """If names have numbers behind their first dot, or members are links."""
     extensions = samples.kinds[0].names()
     dotted = [name for name in extensions if "." in name]
     if len({re.sub(r"\d+", "0", name) for name in dotted}) < len(dotted):
         members = sum(kind.samples * len(kind.extensions) for kind in samples.kinds)
         return (
-            f"{path}: {members} members make {records} records, as {few(dotted)} are "
-            f"extensions of {_key(path, options, samples.kinds[0].first)!r:.100}. {_ADVICE}"
+            f"{source.path}: {members} members make {records} records, as {few(dotted)} are "
+            f"extensions of {_key(source, options, samples.kinds[0].first)!r:.100}. {_ADVICE}"
         )
     if samples.left_out:
         return (
-            f"{path}: {samples.left_out} members are hidden files, or links, whose bytes are "
-            "elsewhere, and are left out: write without them, with --dereference and "
+            f"{source.path}: {samples.left_out} members are hidden files, or links, whose bytes "
+            "are elsewhere, and are left out: write without them, with --dereference and "
             "--hard-dereference"
         )
     return ""
 
 
-def _key(path: str, options: Options, number: int) -> str:
+def _key(source: ByteSource, options: Options, number: int) -> str:
     """Of a sample."""
-    with contextlib.closing(record_index.IndexedFile(path, options)) as file:
+    file = record_index.IndexedFile(source, options)
+    with contextlib.closing(file.index):
         ((key, _),) = _samples(file.pieces(np.array([number])))
     return key
 
@@ -258,14 +259,14 @@ class _Grouping:
         return msgspec.msgpack.encode(SampleKinds([*self._kinds.values()], of_each, self.left_out))
 
 
-def _walk(path: str, descriptor: int, size: int) -> tuple[array[int], bytes]:
+def _walk(source: ByteSource) -> tuple[array[int], bytes]:
     """Where samples begin, and which there are. Raises Damaged for a cut file, and InvalidArgument
     for members that make no samples."""
+    path, size, end = source.path, source.size, 0
     found = _Grouping(path)
-    end = 0
     try:
         with (
-            os.fdopen(os.dup(descriptor), "rb") as file,
+            source.file() as file,
             _Archive.open(fileobj=file, mode="r:") as tar,
         ):
             for member in _members(tar):
@@ -285,10 +286,10 @@ def _walk(path: str, descriptor: int, size: int) -> tuple[array[int], bytes]:
                 elif not member.isdir():
                     found.left_out += _is_hidden_or_link(member.name)
             found.end()
-        if os.pread(descriptor, 512, end).strip(b"\0"):  # tarfile takes it for the end
+        if bytes(source.read(end, 512)).strip(b"\0"):  # tarfile takes it for the end
             raise tarfile.ReadError("no header of a member")
         for at in range(end, size, _WINDOW_BYTES):
-            if os.pread(descriptor, _WINDOW_BYTES, at).strip(b"\0"):
+            if bytes(source.read(at, _WINDOW_BYTES)).strip(b"\0"):
                 raise Damaged(
                     f"it goes on behind the end of the archive, byte {end}, perhaps with another "
                     "archive: write each into a file of its own"
@@ -379,8 +380,9 @@ def _named(member: tarfile.TarInfo) -> tuple[str, str] | None:
     return None if _META.match(member.name) else (folder + stem, extension.lower())
 
 
-def _samples(parts: Iterator[bytes]) -> Iterator[tuple[str, dict[str, bytes]]]:
-    for part in parts:
+def _samples(parts: Iterator[bytes | memoryview]) -> Iterator[tuple[str, dict[str, bytes]]]:
+    for piece in parts:
+        part = bytes(piece)
         key, sample = "", dict[str, bytes]()
         try:
             with _Archive.open(fileobj=io.BytesIO(part), mode="r:") as tar:
@@ -402,21 +404,17 @@ def _samples(parts: Iterator[bytes]) -> Iterator[tuple[str, dict[str, bytes]]]:
 
 
 class TarShard(NumberedFile):
-    def __init__(self, path: str, options: Options) -> None:
+    def __init__(self, source: ByteSource, options: Options) -> None:
         self._columns = sources(options.get("whole") or options["columns"])
         self._samples: Ints | None = None  # the records, if some samples are left out
         self._fill = {
             name: value.encode() if isinstance(value, str) else value
             for name, value in (options.get("fill") or {}).items()
         }
-        self._file = record_index.IndexedFile(path, options)
+        self._file = record_index.IndexedFile(source, options)
         super().__init__(self._file.record_bytes)
         if "whole" in options:
-            try:
-                self._leave_out_lacking(_kinds(self._file.index.said(), self._file.index.records))
-            except BaseException:
-                self.close()
-                raise
+            self._leave_out_lacking(_kinds(self._file.index.said(), self._file.index.records))
 
     def _leave_out_lacking(self, samples: SampleKinds) -> None:
         whole = [lack is None for lack in samples.lacking(self._columns, self._fill)]
@@ -434,6 +432,11 @@ class TarShard(NumberedFile):
                     raise Damaged(f"it lacks {few(extensions)}: the header of a member is damaged")
                 columns[name].append(self._fill[name] if found is None else sample[found])
         return Block(len(records), tuple(map(texts, columns.values())))
+
+    def plan(self, first: int, stop: int) -> None:
+        if self._samples is not None:
+            first, stop = int(self._samples[first]), int(self._samples[stop - 1]) + 1
+        self._file.plan(first, stop)
 
     def close(self) -> None:
         self._file.close()

@@ -4,32 +4,32 @@ checked (storage/tfrecord.py). Where records begin is in an index (record_index.
 
 from __future__ import annotations
 
-import os
 from array import array
 
 from ....storage.tfrecord import FRAME_BYTES, HEADER_BYTES, data_length, masked_crc
 from ...blocks import Block
 from . import record_index
+from .byte_sources import ByteSource
 from .formats import TEXT, Damaged, Facts, Format, Ints, NumberedFile, Options, texts
 
 _WINDOW_BYTES = 64 << 10
 _MAX_KNOWN = 1 << 12
 
 
-def _inspect(path: str, options: Options) -> Facts:
-    records, _ = record_index.made(path, options, _walk)
+def _inspect(source: ByteSource, options: Options) -> Facts:
+    records, _ = record_index.made(source, options, _walk)
     return Facts(records, TEXT)
 
 
-def _walk(descriptor: int, size: int) -> tuple[array[int], bytes]:
+def _walk(source: ByteSource) -> tuple[array[int], bytes]:
     """Reads headers only, where records are large."""
-    offsets, at = array("Q", [0]), 0
+    offsets, at, size = array("Q", [0]), 0, source.size
     lengths: dict[bytes, int] = {}  # by correct headers
     window, begin = b"", 0
     while at < size:
         header = window[at - begin : at - begin + HEADER_BYTES]
         if len(header) < HEADER_BYTES:
-            window, begin = os.pread(descriptor, _WINDOW_BYTES, at), at
+            window, begin = bytes(source.read(at, _WINDOW_BYTES)), at
             header = window[:HEADER_BYTES]
         if (length := lengths.get(header)) is None:
             if len(lengths) >= _MAX_KNOWN:
@@ -53,13 +53,14 @@ def _walk(descriptor: int, size: int) -> tuple[array[int], bytes]:
 
 
 class TFRecordFile(NumberedFile):
-    def __init__(self, path: str, options: Options) -> None:
-        self._file = record_index.IndexedFile(path, options)
+    def __init__(self, source: ByteSource, options: Options) -> None:
+        self._file = record_index.IndexedFile(source, options)
         super().__init__(self._file.record_bytes)
 
     def take(self, records: Ints) -> Block:
         found = []
-        for frame in self._file.pieces(records):
+        for piece in self._file.pieces(records):
+            frame = bytes(piece)
             data = frame[HEADER_BYTES:-4]
             if data_length(frame) != len(data):
                 raise Damaged(
@@ -70,6 +71,9 @@ class TFRecordFile(NumberedFile):
                 raise Damaged("its checksum is another one than its data's")
             found.append(data)
         return Block(len(found), (texts(found),))
+
+    def plan(self, first: int, stop: int) -> None:
+        self._file.plan(first, stop)
 
     def close(self) -> None:
         self._file.close()

@@ -15,8 +15,9 @@ from typing import Any
 
 from ...errors import FailedPrecondition
 from ..files.formats import Damaged, Facts, Options
-from ..files.inspecting import ERRORS, received, send
+from ..files.inspecting import ERRORS, inspected, received, send
 from ..files.known_formats import FORMATS
+from ..files.manifest import FileEntry
 from ..python.fork_server import ForkServer, ended
 
 _fork_server = ForkServer("..files.preloaded")
@@ -48,15 +49,15 @@ class FileInspector:
         self._channel: Connection | None = None
         self._control: socket.socket
 
-    def facts(self, path: str) -> Facts:
+    def facts(self, entry: FileEntry) -> Facts:
         """Raises Damaged, OSError, OverflowError, InvalidArgument, and FailedPrecondition where the
         library is not installed."""
         if not FORMATS[self._of].is_native:
-            return FORMATS[self._of].inspect(path, self._options)
+            return inspected(self._of, self._options, entry)
         if self._channel is None:
             self._channel = self._started()
         try:
-            send(self._channel, path)
+            send(self._channel, [entry.path, entry.size, entry.fingerprint, 0])
             told = received(self._channel)
         except OSError:  # the process has ended
             told = None

@@ -19,6 +19,7 @@ from ..files import partitions
 from ..files.formats import Facts, few, is_utf8, written
 from ..files.manifest import Manifest
 from ..files.reading import FileRecords
+from ..files.stores import is_url, require_options
 from ..python.given_specs import structure_of_spec
 from ..python.inferred import element_spec_of, inferred
 from .file_paths import Paths, require_utf8, resolved
@@ -62,6 +63,7 @@ def definition(
     seed: int = 0,
     split_records: int | None = None,
     index_dir: str | os.PathLike[str] | None = None,
+    storage_options: dict[str, Any] | None = None,
 ) -> pb.RegisterDatasetRequest:
     """What is registered of files of records. Arguments and errors are those of `register_files`
     (client/files.py)."""
@@ -83,16 +85,19 @@ def definition(
             f"element_spec={element_spec!r:.80} is about `map`, which is not given: without it, "
             "the files say their types"
         )
-    paths, places, found_format = resolved(files, format)
+    storage = require_options(storage_options)
+    listed, places, found_format = resolved(files, format, storage)
     options = _options(found_format, columns, fill, index_dir, missing)
+    if storage:
+        options["storage"] = storage
     outside = partitions.Partitions()
     if found_format == "parquet":
-        outside = partitions.found(paths, places, partitioning)
+        outside = partitions.found(listed[0].path, places, partitioning)
     elif not isinstance(partitioning, str | None):
         raise InvalidArgument(
             f"partitioning={partitioning!r:.100} is for ['parquet'], and this is {found_format!r}"
         )
-    entries, found = inspected(paths, found_format, options, outside)
+    entries, found = inspected(listed, found_format, options, outside)
     if "dict" in found.structure and not isinstance(columns, Mapping):
         names = [name for name, _ in found.structure["dict"]]
         names = [name for name in names if name not in outside.nodes]
@@ -170,8 +175,10 @@ def _options(
     if index_dir is not None:
         if not isinstance(index_dir, str | os.PathLike):
             raise InvalidArgument(f"index_dir={index_dir!r:.100}: give the path of a directory")
-        index_dir = os.path.abspath(index_dir)
-        require_utf8(index_dir)
+        index_dir = os.fspath(index_dir)
+        if not is_url(index_dir):
+            index_dir = os.path.abspath(index_dir)
+            require_utf8(index_dir)
     options: dict[str, Any] = {}
     for name, value, formats in (
         ("columns", columns, ("parquet", "webdataset", "mds")),

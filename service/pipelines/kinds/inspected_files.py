@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,8 +17,9 @@ from ...structure import describe
 from ..files import manifest, partitions
 from ..files.formats import Damaged, Facts, dict_of, few, is_utf8, written
 from ..files.manifest import FileEntry
+from ..files.stores import is_url
 from .file_inspector import FileInspector
-from .file_paths import errors_named
+from .patterns import errors_named
 
 log = logging.getLogger(__name__)
 
@@ -54,17 +55,18 @@ def _require_names(path: str, structure: Any) -> None:
 
 
 def inspected(
-    paths: list[str], of: str, options: dict[str, Any], outside: partitions.Partitions
+    files: Sequence[FileEntry], of: str, options: dict[str, Any], outside: partitions.Partitions
 ) -> tuple[list[FileEntry], Facts]:
-    """The files, and what they have together. Raises InvalidArgument, Corrupt, NotFound."""
+    """The files, of which only objects of stores are looked at already, and what they have
+    together. Raises InvalidArgument, Corrupt, NotFound."""
     if outside.nodes:
         options = options | {"outside": [*outside.nodes]}
     with contextlib.closing(FileInspector(of, options)) as inspector:
-        return _together(paths, of, options, outside, inspector)
+        return _together(files, of, options, outside, inspector)
 
 
 def _together(
-    paths: list[str],
+    files: Sequence[FileEntry],
     of: str,
     options: dict[str, Any],
     outside: partitions.Partitions,
@@ -80,11 +82,13 @@ def _together(
     of_read = {name: fill[name] for name in fill if name in nodes or name not in outside.nodes}
     left_out = 0
     absent: set[str] | None = None  # columns that no file has
-    for number, path in enumerate(map(os.path.abspath, paths)):
+    named = [entry.path for entry in files[: manifest.MANY]]
+    for number, listed in enumerate(files):
+        path = listed.path
         with errors_named(path):
-            before = _state(path)
+            before = _state(listed)
             try:
-                facts = inspector.facts(path)
+                facts = inspector.facts(before[0])
                 of_file = nodes if facts.records else {}
                 if of_file:
                     structure = dict_of({**dict(facts.structure["dict"]), **of_file})
@@ -93,15 +97,14 @@ def _together(
                 _require_fill(path, facts, of_read)
                 values = outside.values_of(number, path, of_file, fill)
             except Damaged as error:
-                _require_unchanged(path, before)
+                _require_unchanged(listed, before)
                 raise Corrupt(f"{path} cannot be registered as {of}: {error}") from error
             except OverflowError as error:
                 raise InvalidArgument(
                     f"fill={fill!r:.100} does not fit the columns of {path}: {error}"
                 ) from error
-            entry = manifest.entry_of(path, facts.records)
-            entries.append(msgspec.structs.replace(entry, values=values))
-            _require_unchanged(path, before)
+            entries.append(msgspec.structs.replace(before[0], records=facts.records, values=values))
+            _require_unchanged(listed, before)
         left_out += facts.left_out
         if facts.absent is not None:
             absent = {*facts.absent} if absent is None else absent & {*facts.absent}
@@ -128,13 +131,11 @@ def _together(
             )
     if absent:
         raise InvalidArgument(
-            f"no sample of {paths[: manifest.MANY]} has an extension of columns "
+            f"no sample of {named} has an extension of columns "
             f"{few(sorted(absent))}: correct `columns`"
         )
     if of_first is None:
-        raise InvalidArgument(
-            f"{paths[: manifest.MANY]} have no records: give files that have some"
-        )
+        raise InvalidArgument(f"{named} have no records: give files that have some")
     total = sum(entry.records for entry in entries)
     if left_out:
         log.warning(
@@ -174,15 +175,17 @@ def _those(columns: dict[str, Any], others: dict[str, Any]) -> str:
     return " ".join([*said, f"without {few(lacks)}"] if lacks else said)
 
 
-def _state(path: str) -> tuple[FileEntry, int]:
-    """What shows a change. Raises OSError."""
-    return manifest.entry_of(path, 0), os.stat(path).st_mtime_ns
+def _state(listed: FileEntry) -> tuple[FileEntry, int]:
+    """What shows a change; an object's bytes are compared when they are read. Raises OSError."""
+    if is_url(listed.path):
+        return listed, 0
+    return manifest.entry_of(listed.path, 0), os.stat(listed.path).st_mtime_ns
 
 
-def _require_unchanged(path: str, before: tuple[FileEntry, int]) -> None:
+def _require_unchanged(listed: FileEntry, before: tuple[FileEntry, int]) -> None:
     """Raises FailedPrecondition, OSError."""
-    if _state(path) != before:
+    if _state(listed) != before:
         raise FailedPrecondition(
-            f"{path} was changed while it was being registered: register again, when it is no "
-            "longer written"
+            f"{listed.path} was changed while it was being registered: register again, when it is "
+            "no longer written"
         )

@@ -1,0 +1,175 @@
+"""Ranges of objects on the worker's disk (`--cache-directory`).
+
+    <directory>/<hash of URL, size and ETag>/<begin>-<end>-<CRC-32C>    the bytes of that range
+
+A name says all of its content, so there is no index: processes and workers share a directory
+without a lock. A range appears by a rename, and is compared with its checksum when a process first
+reads it. Ranges that were used longest ago are removed where all together have too many bytes. A
+disk that is full or read-only costs hits, and no read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from google_crc32c import value as crc32c
+
+from .manifest import FileEntry
+
+log = logging.getLogger(__name__)
+
+_CHECKS = 64
+"""So many times, while as much as the cache may have is written, are its sizes added up."""
+
+Fetch = Callable[[int, int], bytes]
+
+_MAX_VERIFIED = 1 << 16
+
+
+class _Held(NamedTuple):
+    begin: int
+    end: int
+    name: str
+
+
+class ByteCache:
+    """Of a directory, which others use as well. Thread-safe."""
+
+    def __init__(self, directory: str, most_bytes: int) -> None:
+        self._directory, self._most_bytes = directory, most_bytes
+        self._unchecked_bytes = most_bytes  # written since all were added up
+        self._verified: set[str] = set()
+        self._is_broken = False  # it has been said
+
+    def read(self, key: str, start: int, stop: int, fetch: Fetch) -> bytes:
+        """Raises what `fetch` raises."""
+        folder = os.path.join(self._directory, key)
+        held = _held(folder)
+        pieces: list[bytes] = []
+        at = start
+        while at < stop:
+            here = [one for one in held if one.begin <= at < one.end]
+            if here:
+                longest = max(here, key=lambda one: one.end)
+                end = min(stop, longest.end)
+                if (piece := self._loaded(folder, longest, at, end)) is not None:
+                    pieces.append(piece)
+                    at = end
+                else:
+                    held.remove(longest)
+                continue
+            end = min([one.begin for one in held if at < one.begin] + [stop])
+            pieces.append(fetch(at, end))
+            self._store(folder, at, end, pieces[-1])
+            at = end
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _loaded(self, folder: str, held: _Held, start: int, stop: int) -> bytes | None:
+        """None if it is gone or damaged."""
+        path = os.path.join(folder, held.name)
+        try:
+            with open(path, "rb") as file:
+                if path not in self._verified:
+                    whole = file.read()
+                    if len(whole) != held.end - held.begin or _crc(whole) != held.name[-8:]:
+                        log.warning("the cache's %s is damaged, and is removed", path)
+                        os.unlink(path)
+                        return None
+                    if len(self._verified) >= _MAX_VERIFIED:
+                        self._verified.clear()
+                    self._verified.add(path)
+                    data = whole[start - held.begin : stop - held.begin]
+                else:
+                    data = os.pread(file.fileno(), stop - start, start - held.begin)
+                if len(data) != stop - start:
+                    return None
+                os.utime(file.fileno())
+                return data
+        except OSError:
+            return None
+
+    def _store(self, folder: str, start: int, stop: int, data: bytes) -> None:
+        name = f"{start}-{stop}-{_crc(data)}"
+        new = os.path.join(folder, f".{secrets.token_hex(8)}")
+        try:
+            os.makedirs(folder, exist_ok=True)
+            try:
+                with open(new, "xb") as file:
+                    file.write(data)
+                os.rename(new, os.path.join(folder, name))
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(new)
+                raise
+        except OSError as error:
+            if not self._is_broken:
+                self._is_broken = True
+                log.warning(
+                    "the cache %s cannot be written (%s): objects are fetched each time",
+                    self._directory, error.strerror,
+                )  # fmt: skip
+            return
+        self._unchecked_bytes += stop - start
+        if self._unchecked_bytes >= self._most_bytes // _CHECKS:
+            self._unchecked_bytes = 0
+            self._evict()
+
+    def _evict(self) -> None:
+        files = sorted(files_of(self._directory))
+        size = sum(size for _, size, _ in files)
+        for _, size_of, path in files:
+            if size <= self._most_bytes:
+                return
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+                os.rmdir(os.path.dirname(path))
+            size -= size_of
+
+
+def files_of(directory: str) -> Iterator[tuple[int, int, str]]:
+    """Its ranges: when each was last used, in nanoseconds, its bytes, and its path."""
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            path = os.path.join(folder, name)
+            with contextlib.suppress(OSError):
+                about = os.stat(path)
+                yield about.st_mtime_ns, about.st_size, path
+
+
+def _held(folder: str) -> list[_Held]:
+    found = []
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            parts = name.split("-")
+            if len(parts) == 3 and parts[0].isdigit() and parts[1].isdigit():
+                found.append(_Held(int(parts[0]), int(parts[1]), name))
+    return found
+
+
+def _crc(data: bytes) -> str:
+    return f"{crc32c(data):08x}"
+
+
+_used: ByteCache | None = None  # of this process
+
+
+def use(directory: str, most_bytes: int) -> None:
+    """From now on, in this process."""
+    global _used
+    _used = ByteCache(directory, most_bytes) if directory else None
+
+
+def key_of(entry: FileEntry) -> str:
+    about = f"{entry.path}\0{entry.size}\0{entry.fingerprint}"
+    return hashlib.sha256(about.encode()).hexdigest()[:32]
+
+
+def read(key: str, start: int, stop: int, fetch: Fetch) -> bytes:
+    """The range, from the cache where it has it. Raises what `fetch` raises."""
+    return fetch(start, stop) if _used is None else _used.read(key, start, stop, fetch)

@@ -1,0 +1,292 @@
+"""Objects of a store: which there are, what they are known by, and their bytes.
+
+s3://, gs://, az:// and http(s):// are read by obstore, whose retries are used; hf:// and other URLs
+by fsspec. Nothing here knows a credential: both find them in the environment of the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import functools
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import tenacity
+
+from ....storage.extras import install
+from ...errors import FailedPrecondition, InvalidArgument
+from .manifest import FileEntry
+
+RETRY_S = 60.0
+"""For one request, with all its retries."""
+
+_URL = re.compile(r"([A-Za-z][\w+.-]*)://")
+_EXTRAS = {
+    **dict.fromkeys(("s3", "s3a"), "s3"),
+    **dict.fromkeys(("gs", "gcs"), "gs"),
+    **dict.fromkeys(("az", "adl", "azure", "abfs", "abfss"), "azure"),
+    **dict.fromkeys(("http", "https"), "https"),
+}
+"""Of the schemes that obstore reads, by scheme."""
+
+OPTIONS = ("anonymous", "region", "endpoint")
+"""storage_options."""
+
+_ADVICE = {
+    errno.ENOENT: "it is not there, or was deleted",
+    errno.EACCES: "this process has no right to it, or no valid credentials: set them in the "
+    "environment of the process that reads it, or give storage_options={'anonymous': True}",
+    errno.EIO: "the store did not give it",
+}
+
+
+def is_url(path: str) -> bool:
+    return _URL.match(path) is not None
+
+
+def require_options(options: Any) -> dict[str, Any]:
+    """storage_options as they are registered. Raises InvalidArgument."""
+    if options is None:
+        return {}
+    if not isinstance(options, dict) or not options.keys() <= {*OPTIONS}:
+        raise InvalidArgument(
+            f"storage_options may have {[*OPTIONS]} only, and no secrets: they are registered. "
+            "Processes find credentials in their own environment"
+        )
+    if "endpoint" in options and options.get("anonymous") is not True:
+        raise InvalidArgument(
+            f"endpoint={options['endpoint']!r:.100} needs anonymous=True: workers send credentials "
+            "to no address that a dataset names. Set AWS_ENDPOINT_URL, or its kin, where they run"
+        )
+    return {name: options[name] for name in sorted(options)}
+
+
+def require_plain(url: str) -> None:
+    """Raises InvalidArgument for a URL that may have a secret."""
+    scheme, _, rest = url.partition("://")
+    host = rest.partition("/")[0]
+    if (scheme.startswith("http") and re.search(r"[?#]", rest)) or (
+        "@" in host and not scheme.startswith("abfs")
+    ):
+        raise InvalidArgument(
+            f"{redacted(url)} has a query, a fragment or a user's name, which may be secret, and "
+            "URLs are registered: give it without, and credentials in the processes' environment"
+        )
+
+
+def redacted(text: str) -> str:
+    """Without queries and users of URLs."""
+    text = re.sub(r"(://)[^/\s@]+:[^/\s@]+@", r"\1…@", text)
+    return re.sub(r"(://[^\s?\"')]*)\?[^\s\"')]*", r"\1?…", text)
+
+
+def listed(url: str, options: dict[str, Any]) -> list[FileEntry]:
+    """All objects below a directory, sorted. Raises OSError."""
+    if _by_obstore(url):
+        with _errors_named(url):
+            obstore, store, key = _store(url, options)
+            root = url[: len(url) - len(key)]
+            found = [
+                _entry(root + one["path"], one)
+                for batch in obstore.list(store, prefix=key.rstrip("/") or None)
+                for one in batch
+            ]
+    else:
+        fs, path = _filesystem(url)
+        with _errors_named(url):
+            scheme = _URL.match(url)[0]  # type: ignore[index]
+            found = [
+                _entry(scheme + name, about) for name, about in fs.find(path, detail=True).items()
+            ]
+    return sorted(found, key=lambda entry: entry.path)
+
+
+def head(url: str, options: dict[str, Any]) -> FileEntry:
+    """Raises OSError."""
+    with _errors_named(url):
+        if _by_obstore(url):
+            obstore, store, key = _store(url, options)
+            return _entry(url, obstore.head(store, key))
+        fs, path = _filesystem(url)
+        about = fs.info(path)
+        if about.get("type") == "directory":
+            raise FileNotFoundError(errno.ENOENT, "it is a directory")
+        return _entry(url, about)
+
+
+def fetch(entry: FileEntry, options: dict[str, Any], start: int, stop: int) -> bytes:
+    """A range of an object's bytes. Raises OSError, and FailedPrecondition if the object is
+    another one than was registered."""
+    try:
+        with _errors_named(entry.path):
+            return _fetched(entry, options, start, stop)
+    except FileNotFoundError as error:
+        raise FailedPrecondition(
+            f"{error.filename} cannot be read ({error.strerror}), and had {entry} when it was "
+            "registered: bring it back, or register the files anew"
+        ) from error
+
+
+class _CutShort(OSError):
+    """A body ended early."""
+
+
+@tenacity.retry(
+    retry=tenacity.retry_if_exception_type(_CutShort),
+    stop=tenacity.stop_after_delay(RETRY_S),
+    wait=tenacity.wait_random_exponential(0.1, 5.0),
+    reraise=True,
+)
+def _fetched(entry: FileEntry, options: dict[str, Any], start: int, stop: int) -> bytes:
+    if _by_obstore(entry.path):
+        obstore, store, key = _store(entry.path, options)
+        answer = obstore.get(store, key, options={"range": (start, stop)})
+        _require_same(entry, _entry(entry.path, answer.meta))
+        try:
+            data = answer.bytes()
+        except obstore.exceptions.BaseError as error:
+            raise _CutShort(errno.EIO, redacted(str(error))) from error
+    else:
+        fs, path = _filesystem(entry.path)
+        _require_same(entry, _entry(entry.path, fs.info(path)))
+        data = fs.cat_file(path, start=start, end=stop)
+    if len(data) != stop - start:
+        raise _CutShort(errno.EIO, f"its body had {len(data)} of {stop - start} bytes")
+    return data  # type: ignore[no-any-return]
+
+
+def put(url: str, data: bytes, options: dict[str, Any]) -> None:
+    """Raises OSError."""
+    with _errors_named(url):
+        if _by_obstore(url):
+            obstore, store, key = _store(url, options)
+            obstore.put(store, key, data)
+        else:
+            fs, path = _filesystem(url)
+            fs.pipe_file(path, data)
+
+
+def _require_same(entry: FileEntry, now: FileEntry) -> None:
+    if (now.size, now.fingerprint) != (entry.size, entry.fingerprint):
+        raise FailedPrecondition(
+            f"{entry.path} has {now}, and had {entry} when it was registered: bring it back, or "
+            "register the files anew"
+        )
+
+
+def _entry(url: str, about: Any) -> FileEntry:
+    """What obstore, or a file system of fsspec, says of an object."""
+    names = ("e_tag", "ETag", "etag", "blob_id", "version", "sha", "md5Hash", "last_modified")
+    for name in (*names, "LastModified", "mtime", "created"):
+        if (value := about.get(name)) is not None:
+            break
+    else:
+        name, value = "size", about["size"]
+    if isinstance(value, datetime.datetime):
+        value = value.isoformat()
+    if name.lower().replace("_", "") == "etag":
+        name, value = "ETag", value.removeprefix("W/").strip('"')
+    return FileEntry(url, int(about["size"]), f"{name} {value}", 0)
+
+
+def _by_obstore(url: str) -> bool:
+    return url.partition("://")[0].lower() in _EXTRAS
+
+
+def _store(url: str, options: dict[str, Any]) -> tuple[Any, Any, str]:
+    """obstore, the store of a URL, and the URL's key there. Raises FailedPrecondition."""
+    scheme, _, rest = url.partition("://")
+    host, _, key = rest.partition("/")
+    try:
+        import obstore
+    except ImportError as error:
+        extra = _EXTRAS[scheme.lower()]
+        raise FailedPrecondition(
+            f"{redacted(url)} is read by obstore, which is not installed here ({error}): "
+            f"{install(extra)}"
+        ) from error
+    return obstore, _opened(f"{scheme}://{host}", tuple(sorted(options.items())), os.getpid()), key
+
+
+@functools.lru_cache(maxsize=64)
+def _opened(root: str, options: tuple[tuple[str, Any], ...], _process: int) -> Any:
+    """A store. A fork has none of its own process's threads, and so its own."""
+    import obstore.store
+
+    given, scheme = dict(options), root.partition("://")[0].lower()
+    config: dict[str, Any] = {
+        "retry_config": {"retry_timeout": datetime.timedelta(seconds=RETRY_S), "max_retries": 30},
+        "client_options": {"allow_http": True},
+    }
+    if scheme.startswith("http"):
+        return obstore.store.from_url(root, **config)
+    if "endpoint" in given:
+        config["endpoint"] = given["endpoint"]
+    if given.get("anonymous"):
+        config["skip_signature"] = True
+    elif scheme in ("s3", "s3a"):
+        with contextlib.suppress(ImportError):  # which knows profiles and single sign-on, too
+            import boto3
+            from obstore.auth.boto3 import Boto3CredentialProvider
+
+            session = boto3.Session()
+            if session.get_credentials() is None:
+                raise PermissionError(errno.EACCES, "no AWS credentials were found")
+            config["credential_provider"] = Boto3CredentialProvider(session)
+            if session.region_name:
+                config["region"] = session.region_name
+    if "region" in given and scheme in ("s3", "s3a"):
+        config["region"] = given["region"]
+    return obstore.store.from_url(root, **config)
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    """fsspec's, and the URL's path there. Raises FailedPrecondition."""
+    try:
+        import fsspec.core
+
+        return fsspec.core.url_to_fs(url)  # type: ignore[no-any-return]
+    except (ImportError, ValueError) as error:
+        scheme = url.partition("://")[0]
+        advice = install("hf") if scheme == "hf" else "install the package that fsspec needs for it"
+        raise FailedPrecondition(
+            f"{redacted(url)} is read by fsspec, which cannot ({error}): {advice}"
+        ) from error
+
+
+@contextlib.contextmanager
+def _errors_named(url: str) -> Iterator[None]:
+    """Raises OSError with the URL, and what is wrong."""
+    try:
+        yield
+    except (FailedPrecondition, InvalidArgument):
+        raise
+    except Exception as error:
+        kind = _errno_of(error)
+        if kind is None:
+            raise
+        said = " ".join(redacted(str(error)).split())[:400]
+        raise OSError(kind, f"{_ADVICE[kind]} ({said})", url) from error
+
+
+def _errno_of(error: Exception) -> int | None:
+    try:
+        from obstore import exceptions
+    except ImportError:
+        pass
+    else:
+        if isinstance(error, exceptions.NotFoundError):
+            return errno.ENOENT
+        if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+            return errno.EACCES
+        if isinstance(error, exceptions.BaseError):
+            return errno.EIO
+    if isinstance(error, FileNotFoundError):
+        return errno.ENOENT
+    if isinstance(error, PermissionError):
+        return errno.EACCES
+    return errno.EIO if isinstance(error, OSError | ValueError) else None

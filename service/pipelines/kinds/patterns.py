@@ -1,0 +1,90 @@
+"""Patterns of names with braces, as in bash, and with `*`, as in glob."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from collections.abc import Iterator
+
+from ...errors import FailedPrecondition, InvalidArgument, NotFound
+
+MOST_EXPANDED = 1 << 18
+"""Names that braces stand for."""
+
+
+def expanded(pattern: str) -> list[str]:
+    """With braces as in bash and WebDataset: `{a,b}` and `{000..127}`, also within others."""
+    for opening in re.finditer(r"{", pattern):
+        depth, commas = 0, [opening.start()]
+        for at in range(opening.start(), len(pattern)):
+            depth += {"{": 1, "}": -1}.get(pattern[at], 0)
+            if not depth:
+                commas.append(at)
+                break
+            if pattern[at] == "," and depth == 1:
+                commas.append(at)
+        else:
+            continue  # it is not closed
+        within = [pattern[a + 1 : b] for a, b in itertools.pairwise(commas)]
+        choices = within if len(within) > 1 else _range(within[0])
+        if choices:
+            before, behind = pattern[: opening.start()], pattern[commas[-1] + 1 :]
+            found: list[str] = []
+            for choice in choices:
+                found += [before + one for one in expanded(choice + behind)]
+                _require_few(pattern, len(found))
+            return found
+    return [pattern]
+
+
+def _require_few(pattern: str, names: int) -> None:
+    """Raises InvalidArgument."""
+    if names > MOST_EXPANDED:
+        raise InvalidArgument(
+            f"{pattern!r:.100} is more than {MOST_EXPANDED} names: give a pattern with *"
+        )
+
+
+def _range(text: str) -> list[str]:
+    """Of `000..127`, also `0..9..3`; none of another text."""
+    if (found := re.fullmatch(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?", text)) is None:
+        return []
+    first, last, step = int(found[1]), int(found[2]), abs(int(found[3] or 1)) or 1
+    _require_few(f"{{{text}}}", abs(last - first) // step)
+    digits = found[1].removeprefix("-"), found[2].removeprefix("-")
+    padded = any(len(one) > 1 and one[0] == "0" for one in digits)
+    width = max(len(found[1]), len(found[2])) if padded else 0
+    step, end = (step, last + 1) if first <= last else (-step, last - 1)
+    return [f"{number:0{width}}" for number in range(first, end, step)]
+
+
+def expression(pattern: str) -> str:
+    """As of glob: `*` and `?` match no slash, and `**/` any directories. Hidden names match where
+    the pattern has their dot."""
+    text = ""
+    for part in re.findall(r"\*\*/|\*+|\?|\[!?[^]]+\]|.", pattern, re.DOTALL):
+        if part == "**/":
+            text += r"(?:[^/.][^/]*/)*"
+        elif part.startswith("*"):
+            text += r"(?<=/)(?!\.)[^/]*" if text.endswith("/") else "[^/]*"
+        elif part == "?":
+            text += "[^/]"
+        elif len(part) > 1:
+            text += part.replace("[!", "[^")
+        else:
+            text += re.escape(part)
+    return text
+
+
+@contextlib.contextmanager
+def errors_named(path: str) -> Iterator[None]:
+    """Raises NotFound or FailedPrecondition for an OSError."""
+    try:
+        yield
+    except OSError as error:
+        kind = NotFound if isinstance(error, FileNotFoundError) else FailedPrecondition
+        raise kind(
+            f"{error.filename or path} cannot be read: {error.strerror or error}. Make it "
+            "readable, or leave it out"
+        ) from error

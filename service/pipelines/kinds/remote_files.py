@@ -1,0 +1,90 @@
+"""Which objects of a store a URL is: an object, all below a directory, or those of a pattern."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ...errors import NotFound
+from ..files import mds, stores
+from ..files.known_formats import ends_in, require_no_table, suffixes_of
+from ..files.manifest import FileEntry
+from .patterns import errors_named, expanded, expression
+
+_GLOB = re.compile(r"[*?\[]")
+_AT_ONCE = 32  # requests
+
+
+def resolved(url: str, named: str | None, options: dict[str, Any]) -> tuple[list[FileEntry], str]:
+    """Objects, sorted, and the directory that they were sought in. A directory and a pattern cost
+    one LIST. Raises NotFound, InvalidArgument, FailedPrecondition."""
+    stores.require_plain(url)
+    names = expanded(url)
+    with errors_named(url):
+        if any(map(_GLOB.search, names)):
+            return _matching(names, options), _fixed(names[0])
+        if len(names) > 1:
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                return [*pool.map(lambda one: stores.head(one, options), names)], _fixed(url)
+        if not url.endswith("/"):
+            try:
+                entry = stores.head(url, options)
+            except FileNotFoundError:
+                pass
+            else:
+                if os.path.basename(url) == mds.INDEX:
+                    return _shards(url, {}, options), os.path.dirname(url)
+                return [entry], ""
+        return _below(url.rstrip("/"), named, options), url
+
+
+def _fixed(pattern: str) -> str:
+    """The directory of all that matches."""
+    found = re.match(r"[^:]+://(?:[^*?\[{]*/)?", pattern)
+    assert found
+    return found[0]
+
+
+def _matching(names: Sequence[str], options: dict[str, Any]) -> list[FileEntry]:
+    found: dict[str, FileEntry] = {}
+    lists: dict[str, list[FileEntry]] = {}
+    for name in names:
+        root = _fixed(name)
+        if root not in lists:
+            lists[root] = stores.listed(root, options)
+        pattern = re.compile(expression(name))
+        matching = [entry for entry in lists[root] if pattern.fullmatch(entry.path)]
+        if not matching:
+            raise NotFound(f"no object matches {name!r}")
+        found |= {entry.path: entry for entry in matching}
+    return [*found.values()]
+
+
+def _below(folder: str, named: str | None, options: dict[str, Any]) -> list[FileEntry]:
+    """The files of a format, or of any; names that begin with `.` or `_` are left out."""
+    there = stores.listed(folder, options)
+    by_path = {entry.path: entry for entry in there}
+    if not there:
+        raise NotFound(f"{folder} is no object, and has none below it")
+    for entry in there:
+        require_no_table(folder, entry.path[len(folder) + 1 :].split("/"))
+    if named in (None, "mds") and f"{folder}/{mds.INDEX}" in by_path:
+        return _shards(f"{folder}/{mds.INDEX}", by_path, options)
+    suffixes = suffixes_of(named)
+    return [
+        entry
+        for entry in there
+        if ends_in(entry.path, suffixes)
+        and not re.search(r"/[._]", entry.path[len(folder) :])
+        and entry.size
+    ]
+
+
+def _shards(index: str, there: dict[str, FileEntry], options: dict[str, Any]) -> list[FileEntry]:
+    """Those that an index.json lists."""
+    urls = mds.shards_of(index, options)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return [*pool.map(lambda url: there.get(url) or stores.head(url, options), urls)]
