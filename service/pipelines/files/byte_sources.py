@@ -20,9 +20,10 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
+from ....storage.thread_pool import ThreadPool
 from . import byte_cache, manifest, stores
 
 PART_BYTES = 8 << 20
@@ -246,6 +247,6 @@ def opened_now(path: str, options: dict[str, Any]) -> ByteSource:
 
 
 @functools.cache
-def _pool() -> ThreadPoolExecutor:
+def _pool() -> ThreadPool:
     """Of this process, whose forks ask for nothing before they read."""
-    return ThreadPoolExecutor(16, "forebay-fetch")
+    return ThreadPool(16, "forebay-fetch")

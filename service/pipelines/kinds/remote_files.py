@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from ....storage.thread_pool import ThreadPool
 from ...errors import NotFound
 from ..files import mds, stores
 from ..files.known_formats import ends_in, require_no_table, suffixes_of
@@ -27,7 +27,7 @@ def resolved(url: str, named: str | None, options: dict[str, Any]) -> tuple[list
         if any(map(_GLOB.search, names)):
             return _matching(names, options), _fixed(names[0])
         if len(names) > 1:
-            with ThreadPoolExecutor(_AT_ONCE) as pool:
+            with ThreadPool(_AT_ONCE, "forebay-heads") as pool:
                 return [*pool.map(lambda one: stores.head(one, options), names)], _fixed(url)
         if not url.endswith("/"):
             try:
@@ -86,5 +86,5 @@ def _below(folder: str, named: str | None, options: dict[str, Any]) -> list[File
 def _shards(index: str, there: dict[str, FileEntry], options: dict[str, Any]) -> list[FileEntry]:
     """Those that an index.json lists."""
     urls = mds.shards_of(index, options)
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPool(_AT_ONCE, "forebay-heads") as pool:
         return [*pool.map(lambda url: there.get(url) or stores.head(url, options), urls)]
