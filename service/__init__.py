@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .client.api import distribute, from_dataset_id, register_dataset
     from .client.datasets import DatasetInfo, list_datasets, remove_dataset
+    from .client.dispatcher_status import wait_for_workers
     from .client.files import register_files
     from .client.metrics import metrics
     from .client.options import SHARD_HINT, CrossTrainerCache, ShardingPolicy
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from .client.saves import distributed_save
     from .client.tf_position import OrderedPosition
     from .client.tfds import register_tfds
-    from .client.waiting import wait_for_workers
     from .connections.credentials import Credentials, use_credentials
     from .errors import ForebayError
     from .materialized.run import Materialized, materialize
@@ -79,7 +79,7 @@ _HOMES = {
     ".client.tf_position": ("OrderedPosition",),
     ".client.tfds": ("register_tfds",),
     ".client.reader": ("ElementIterator", "read"),
-    ".client.waiting": ("wait_for_workers",),
+    ".client.dispatcher_status": ("wait_for_workers",),
     ".connections.credentials": ("Credentials", "use_credentials"),
     ".errors": ("ForebayError",),
     ".materialized.run": ("Materialized", "materialize"),

@@ -232,7 +232,7 @@ class Block:
     index: int = 0
     """Of its first element, in the bundle."""
     position: int = field(default=0, compare=False, kw_only=True)
-    """Of its first element among those of its output (takes.py). It stays on the worker."""
+    """Of its first element among those of its output (in_flight.py). It stays on the worker."""
     skipped: int = 0
     """Elements before it that were evicted from a cache before its reader got them."""
     encodings: Encodings | None = field(default=None, compare=False, repr=False)

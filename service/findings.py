@@ -136,11 +136,11 @@ def _clock(status: Status) -> Iterator[Finding]:
 
 
 def _dispatcher(status: Status) -> Iterator[Finding]:
-    if strangers := status.get("strangers"):
+    if refused_peers := status.get("strangers"):
         # A trainer may claim what it likes: if the storage came back empty, workers say so, too.
-        workers = [one for one in strangers if one["who"].startswith("worker ")]
-        names = ", ".join(stranger["who"] for stranger in (workers or strangers)[:3])
-        what = f"it refuses {len(strangers)} peers that claim another journal, such as {names}"
+        workers = [one for one in refused_peers if one["who"].startswith("worker ")]
+        names = ", ".join(refused_peer["who"] for refused_peer in (workers or refused_peers)[:3])
+        what = f"it refuses {len(refused_peers)} peers that claim another journal, such as {names}"
         advice = "bring their storage back, or restart them: `forebay status` lists their journals"
         yield Finding("problem" if workers else "note", "dispatcher", what, advice)
     leads_s = status.get("leads_s")

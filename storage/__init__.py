@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from .base import Extent, Holdings, Record, Storage, Writer, blob_digest, blob_name
 from .errors import (
     AppendFailed,
-    Away,
     Corrupt,
     Fenced,
     ForebayError,
@@ -20,6 +19,7 @@ from .errors import (
     NewerFormat,
     OutOfSequence,
     StorageError,
+    StorageUnavailable,
     StorageUnusable,
     Volatile,
 )
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AppendFailed",
-    "Away",
     "Corrupt",
     "Extent",
     "Fenced",
@@ -46,6 +45,7 @@ __all__ = [
     "Record",
     "Storage",
     "StorageError",
+    "StorageUnavailable",
     "StorageUnusable",
     "Volatile",
     "Writer",

@@ -3,7 +3,7 @@
 ForebayError
 ├── StorageError         the storage cannot do what was asked
 │   ├── StorageUnusable    wrong URL, not writable, not a storage   (the operator's fault)
-│   │   ├── Away             unreachable, loading, full: may become usable again by itself
+│   │   ├── StorageUnavailable   unreachable, loading, full: may become usable again by itself
 │   │   └── Volatile         its settings can lose acknowledged records
 │   ├── Locked             another writer holds it
 │   ├── Fenced             a later term exists: this writer must stop
@@ -36,7 +36,7 @@ class StorageUnusable(StorageError):
     """The URL is wrong, or what it names cannot be used as a storage."""
 
 
-class Away(StorageUnusable):
+class StorageUnavailable(StorageUnusable):
     """The storage cannot be used now, but perhaps later. A caller that can wait should retry."""
 
 

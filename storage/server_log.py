@@ -81,7 +81,7 @@ class Entry(NamedTuple):
     data: bytes  # a frame
 
 
-class Absent(StorageUnusable):
+class JournalPartMissing(StorageUnusable):
     """A part of the journal, or all of it, does not exist."""
 
 

@@ -54,7 +54,10 @@ class ServerStorage(Storage):
 
     @abstractmethod
     def _is_connected(self, token: str) -> bool:
-        """Whether the server has a connection of this writer, or cannot say so. Raises Away."""
+        """Whether the server has a connection of this writer, or cannot say so.
+
+        Raises StorageUnavailable.
+        """
 
     @abstractmethod
     def _fetch(self, sequence: int, count: int) -> tuple[Meta | None, Sequence[Entry]]:

@@ -44,8 +44,8 @@ import tenacity
 
 from .base import Writer, blob_name, check_snapshot_fits
 from .batches import encode_batch
-from .errors import AppendFailed, Away, Corrupt, Fenced, StorageError, StorageUnusable
-from .server_log import Absent, Meta, query_ms
+from .errors import AppendFailed, Corrupt, Fenced, StorageError, StorageUnavailable, StorageUnusable
+from .server_log import JournalPartMissing, Meta, query_ms
 from .tfrecord import frame
 
 log = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class ServerWriter(Writer):
         """Note that there is no writer now, if this is still the writer. Raises StorageError."""
 
     def confirm(self) -> None:
-        """Wait until all earlier writes are as durable as they have to be. Raises Away."""
+        """Wait until earlier writes are as durable as required. Raises StorageUnavailable."""
 
     @property
     def query_ms(self) -> int:
@@ -208,10 +208,10 @@ class ServerWriter(Writer):
         try:
             call()
             return
-        except Away as error:
+        except StorageUnavailable as error:
             log.warning("waiting for %s, for up to %g s: %s", self.server, retry_s, error)
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(Away),
+            retry=tenacity.retry_if_exception_type(StorageUnavailable),
             wait=tenacity.wait_exponential(0.02, max=0.5) + tenacity.wait_random(0, 0.1),
             stop=tenacity.stop_after_delay(retry_s) | tenacity.stop_when_event_set(self._closed),
             sleep=tenacity.sleep_using_event(self._closed),
@@ -234,7 +234,7 @@ class ServerWriter(Writer):
             try:
                 if self._try(client, change, values):
                     return
-            except Absent as error:
+            except JournalPartMissing as error:
                 absent = error
             if self._is_done(client, values):
                 # What follows it in the server's log is durable only after it.
@@ -243,7 +243,7 @@ class ServerWriter(Writer):
                 raise absent
             else:
                 self._closed.wait(PAUSE_S)
-        raise Away(f"{self._url}: the journal's meta changes all the time")
+        raise StorageUnavailable(f"{self._url}: the journal's meta changes all the time")
 
     def _is_done(self, client: Any, values: dict[str, Any]) -> bool:
         """Whether an earlier try of the append of `values` was done.
@@ -287,7 +287,7 @@ class ServerWriter(Writer):
         """Condemn the log; the error that says so."""
         if reason := self._lose(seen, what):
             return Corrupt(f"{self._url}: {reason}; {self.remedy}")
-        return Away(f"{self._url}: the journal's meta changed while it was looked at")
+        return StorageUnavailable(f"{self._url}: the journal's meta changed while it was looked at")
 
     def _fenced(self) -> Fenced:
         return Fenced(

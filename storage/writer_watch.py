@@ -51,7 +51,7 @@ class WriterWatch:
             raise
 
     def may_displace(self, meta: Meta, listens: Listens | None) -> bool:
-        """Whether the writer of the meta that was looked at may be displaced. Raises Away."""
+        """Whether the writer that `meta` names may be displaced. Raises StorageUnavailable."""
         if meta != self._meta:
             self._meta, self._since_s = meta, time.monotonic()
         silent_ms = 1000 * (self._asked_s - self._since_s)

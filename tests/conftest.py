@@ -64,9 +64,9 @@ LONG = (
     "pipelines/test_beam_life_cycle.py",
     # They wait for long, until peers or storages that are silent are given up.
     "dispatcher/test_failure_detector.py",
-    *("storage/test_lost_files.py", "storage/test_redis_away.py", "storage/test_redis_sentinel.py"),
-    *("storage/test_server_away.py", "storage/test_postgres_away.py"),
-    "storage/test_postgres_standby.py",
+    *("storage/test_lost_files.py", "storage/test_redis_unavailable.py"),
+    *("storage/test_redis_sentinel.py", "storage/test_postgres_standby.py"),
+    *("storage/test_server_unavailable.py", "storage/test_postgres_unavailable.py"),
     *("transport/test_short_lived_connections.py", "transport/test_stalling_peers.py"),
 )  # fmt: skip
 TESTS = pathlib.Path(__file__).parent

@@ -49,7 +49,8 @@ LAYERS: dict[str, set[str]] = {
     LOOSE: WORDS,
     "service.core": {"journal", "storage", "service.errors", "service.ranges"},
     "service.connections": {
-        *("service.address_forms", "service.complaints", "service.errors", "service.processes"),
+        *("service.address_forms", "service.errors", "service.processes"),
+        "service.rate_limited_log",
         *("service.proto", "service.tracing", "service.memory_limit", "journal.proto"),
         "service.options",
     },
@@ -785,7 +786,7 @@ def test_the_code_keeps_to_its_budgets() -> None:
 
 
 MOST_METHODS = 22
-FACES = {"ForebayFace", "TensorFlowFace"}  # a method for each call of a service: tables
+SERVICERS = {"DispatcherServicer", "TfDataDispatcherServicer"}  # a method for each call
 
 
 def test_no_class_does_too_much() -> None:
@@ -796,7 +797,11 @@ def test_no_class_does_too_much() -> None:
         if isinstance(node, ast.ClassDef) and module.split(".")[0] not in TOOLS
     ]
     report(
-        [f"{name}: {n} methods" for name, n in classes if n > MOST_METHODS and name not in FACES]
+        [
+            f"{name}: {n} methods"
+            for name, n in classes
+            if n > MOST_METHODS and name not in SERVICERS
+        ]
     )
 
 

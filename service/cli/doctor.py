@@ -32,7 +32,7 @@ def doctor(
     The exit code is 0 if there is nothing to do, and 3 with a problem or something slow. It is 1
     without an answer, or without such a job.
     """
-    from ..client.waiting import fetch_status
+    from ..client.dispatcher_status import fetch_status
     from ..connections.dispatcher_client import DispatcherClient
 
     with DispatcherClient(service) as client:

@@ -61,7 +61,7 @@ def status(
 
     The exit code is 1 without an answer, without so many workers, or without such a job; else 0.
     """
-    from ..client.waiting import fetch_status, wait_for_workers
+    from ..client.dispatcher_status import fetch_status, wait_for_workers
     from ..connections.dispatcher_client import DispatcherClient
 
     if sort not in SORTS:
@@ -221,12 +221,12 @@ def render(summary: dict[str, Any], sort: str = "job") -> Any:
     parts += _table("metrics of splits that have ended", of_metrics, _metrics(summary))
     of_saves = "save", "streams", "splits", "elements", "rate", "left", "waits for"
     parts += _table("saves", of_saves, _saves(summary))
-    strangers = (
-        (stranger["who"], stranger["journal_id"], str(stranger["sequence"]))
-        for stranger in summary.get("strangers", ())
+    refused_peers = (
+        (refused_peer["who"], refused_peer["journal_id"], str(refused_peer["sequence"]))
+        for refused_peer in summary.get("strangers", ())
     )
     refused = "refused, since they claim another journal"
-    parts += _table(refused, ("who", "knows journal", "up to event"), strangers)
+    parts += _table(refused, ("who", "knows journal", "up to event"), refused_peers)
     return Group(*parts)
 
 

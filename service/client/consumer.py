@@ -33,7 +33,7 @@ from ..transport.messages import Key
 from . import open_iterations
 from .claimer import Claimer
 from .claims import ClaimsMode
-from .first_come import FirstCome
+from .first_come import FirstComeMode
 from .heartbeats import HEARTBEAT_S, Heartbeats, News
 from .links import Client, Links
 from .meters import Meter
@@ -42,7 +42,7 @@ from .open_iterations import Taker
 from .options import DEFAULT_READ_OPTIONS, ReadOptions
 from .ordered import OrderedMode
 from .rounds import RoundsMode
-from .waits import WaitLog
+from .wait_log import WaitLog
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class Consumer:
             now = self._heartbeats.say_now
             self.mode = RoundsMode(options, self.links, self.handle_inbox, now)
         else:
-            self.mode = FirstCome(options, self.links)
+            self.mode = FirstComeMode(options, self.links)
         if joined.HasField("news"):
             self._hear(joined.news)
         self.is_over = False  # all blocks were given

@@ -23,7 +23,7 @@ from .heartbeats import News
 from .links import ASK_AGAIN_S, Client, Links, UnknownTasks, WorkerLink, read_task
 from .modes import Mode
 from .options import ReadOptions, TargetWorkers
-from .waits import task_awaited
+from .wait_log import task_awaited
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ TAKE_OVER_S = 0.5
 lockstep may be waiting for this one."""
 
 
-class FirstCome(Mode):
+class FirstComeMode(Mode):
     """The tasks of a consumer that takes blocks as they come."""
 
     def __init__(self, options: ReadOptions, links: Links) -> None:
@@ -130,7 +130,7 @@ class FirstCome(Mode):
             if link is None:
                 self._end_if_completed(task)
             elif task.task_id not in self._ended:
-                read_task(link, task.task_id, self._options.order)
+                read_task(link, task.task_id, self._options.read_request)
         self._links.start()
         for uid, link in self._links.all():
             for task_id in link.reading - self._listed.keys() - self._given_up.keys():
@@ -193,7 +193,7 @@ class FirstCome(Mode):
         for task_id in due & tasks.keys():
             link = self._links.get(tasks[task_id].worker_uid)
             if link is not None:
-                link.client.read(task_id, self._options.order)
+                link.client.read(task_id, self._options.read_request)
         # A given-up worker that has not begun the task by now begins it once it is listed again.
         self._asked_for_the_last_time = due & self._given_up.keys()
 

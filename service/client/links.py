@@ -12,7 +12,7 @@ from functools import partial
 from ..blocks import Block
 from ..connections.protocols import LOCAL, SERVED
 from ..connections.tunnel import open_tunnel
-from ..delivery import End, EndPending, Order
+from ..delivery import End, EndPending, ReadRequest
 from ..errors import FailedPrecondition, ForebayError, Unavailable, Unimplemented
 from ..proto import forebay_pb2 as pb
 from ..transport import (
@@ -247,11 +247,11 @@ class UnknownTasks:
         return due
 
 
-def read_task(link: WorkerLink, task_id: int, order: Order) -> None:
+def read_task(link: WorkerLink, task_id: int, request: ReadRequest) -> None:
     """Begin to read the task over this link, unless it is read."""
     if task_id not in link.reading:
         link.reading.add(task_id)
-        link.client.read(task_id, order)
+        link.client.read(task_id, request)
 
 
 def _addresses(task: pb.TaskInfo, wanted: str | None) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 
 from ..connections.protocols import LOCAL, transfer_protocol
-from ..delivery import AnyBlock, Cached, Order, Skips
+from ..delivery import AnyBlock, Cached, ReadRequest, Skips
 from ..errors import InvalidArgument
 from ..pipelines.splits import SHARD_HINT
 from ..shared import MapMemory
@@ -69,7 +69,7 @@ class CrossTrainerCache:
     """
 
     def __init__(self, trainer_id: str) -> None:
-        self.order = Cached(trainer_id)
+        self.read_request = Cached(trainer_id)
         self.trainer_id = trainer_id
         self._skips = Skips()
 
@@ -202,9 +202,9 @@ class ReadOptions:
         return self.ordered or self.claimed
 
     @property
-    def order(self) -> Order:
-        """The order that the consumer sends to each task."""
-        return AnyBlock(self.hands_back) if self.cache is None else self.cache.order
+    def read_request(self) -> ReadRequest:
+        """The request that the consumer sends to each task."""
+        return AnyBlock(self.hands_back) if self.cache is None else self.cache.read_request
 
 
 DEFAULT_READ_OPTIONS = ReadOptions()

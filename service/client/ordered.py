@@ -23,7 +23,7 @@ from google.protobuf.message import Message
 
 from ..blocks import Block, Component
 from ..delivery import End, Slice
-from ..delivery.orders import MAX_INDEX, MAX_SLICE_RUNS, UNNEEDED
+from ..delivery.read_requests import MAX_INDEX, MAX_SLICE_RUNS, UNNEEDED
 from ..order import Ints
 from ..proto import forebay_pb2 as pb
 from ..transport.messages import Key

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..blocks import Block, merged, part, split
-from ..delivery.orders import MAX_INDEX
+from ..delivery.read_requests import MAX_INDEX
 from ..order import Ints
 from .slices import Request
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...journal.proto import events_pb2 as ev
-from ..delivery.orders import MAX_INDEX
+from ..delivery.read_requests import MAX_INDEX
 from ..errors import FailedPrecondition, InvalidArgument
 from ..order import Deal, EpochOrder, Ints, epoch_order
 

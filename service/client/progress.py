@@ -2,7 +2,7 @@
 
 So a consumer can hand back the elements of a block that the trainer did not get
 (open_iterations.py). C code counts the elements. `EpochIterator` and its parts form no reference
-cycle, so that an iterator that is dropped is left soon (leaving.py).
+cycle, so that an iterator that is dropped is left soon (deferred_closer.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from ..blocks import Block
 from ..errors import FailedPrecondition
-from .leaving import leaving
+from .deferred_closer import deferred_closer
 from .open_iterations import Taker, open_consumers
 
 log = logging.getLogger(__name__)
@@ -208,7 +208,7 @@ class StaysFailed(_RepeatsErrors):
 
 
 def _behind_dropped_ones(blocks: Blocks) -> Blocks:
-    leaving.wait()
+    deferred_closer.wait()
     yield from blocks
 
 
@@ -225,9 +225,9 @@ class EpochIterator(_RepeatsErrors):
         self._progress = progress = Progress(self)
         self._blocks = _behind_dropped_ones(iterate(progress))
         self._items = give(self._blocks, progress)
-        leaving.start()
+        deferred_closer.start()
         # It keeps the generator alive: else the garbage collector might close that first.
-        weakref.finalize(self, leaving.later, self._blocks).atexit = False
+        weakref.finalize(self, deferred_closer.later, self._blocks).atexit = False
 
     def leave(self) -> None:
         """Leave the iteration when the next element is asked for. Called by any thread."""
@@ -257,6 +257,6 @@ class EpochIterator(_RepeatsErrors):
         self._progress.failed = error is not None and not issubclass(error, GeneratorExit)
         if error is GeneratorExit:  # perhaps of a generator that is garbage
             self._replace(iter(()))
-            leaving.later(self._blocks)
+            deferred_closer.later(self._blocks)
         else:
             self.close()

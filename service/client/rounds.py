@@ -24,7 +24,7 @@ from .heartbeats import News
 from .links import ASK_AGAIN_S, Client, Links, UnknownTasks, WorkerLink, read_task
 from .modes import Mode
 from .options import ReadOptions
-from .waits import task_awaited
+from .wait_log import task_awaited
 
 TOGETHER, TOGETHER_BYTES = 64, 256 << 10
 """How much is taken at once. It is far less than workers send ahead. So if a worker is lost, there
@@ -227,7 +227,7 @@ class RoundsMode(Mode):
                 continue
             link = self._links.open(info)
             if link is not None:
-                read_task(link, info.task_id, self.order(info.task_id))
+                read_task(link, info.task_id, self.read_request(info.task_id))
         self._links.start()
 
     def _wants(self, task_id: int) -> bool:
@@ -261,7 +261,7 @@ class RoundsMode(Mode):
 
     # -- what workers say ----------------------------------------------------------------------
 
-    def order(self, task_id: int) -> Rounds:
+    def read_request(self, task_id: int) -> Rounds:
         """What to ask the task's worker for: what follows the elements that have come."""
         with self._step:
             task = self._tasks[task_id]
@@ -306,7 +306,7 @@ class RoundsMode(Mode):
         for task_id in self._unknown.due() & self._listed.keys() & self._tasks.keys():
             link = self._links.get(self._listed[task_id].worker_uid)
             if link is not None and task_id in link.reading:
-                link.client.read(task_id, self.order(task_id))
+                link.client.read(task_id, self.read_request(task_id))
 
 
 def _alike(one: Block, other: Block) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from ..blocks import Block
 from ..delivery import End, EndOfSlice, Slice, TaskFailed
-from ..delivery.orders import runs_after
+from ..delivery.read_requests import runs_after
 from ..errors import PipelineError
 from ..proto import forebay_pb2 as pb
 from ..transport.messages import Key

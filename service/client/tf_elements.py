@@ -50,7 +50,7 @@ from ..pipelines.tf_data.transformations import (
     until_stopped,
 )
 from .block_sources import BlockSource, BlockSources
-from .leaving import leaving
+from .deferred_closer import deferred_closer
 from .open_iterations import stopping
 from .progress import StaysFailed
 
@@ -349,7 +349,7 @@ def _begin(number: Any) -> Any:
     malloc.keep_large_buffers()  # only now: TensorFlow set its own when it made this iterator
     with _as_tensorflows_errors():
         source = sources.use(int(number))
-    leaving.wait()
+    deferred_closer.wait()
     iteration = next(_iterations)
     under_way[iteration] = StaysFailed(_blocks_of(source)), source
     return np.int64(iteration)
@@ -357,7 +357,7 @@ def _begin(number: Any) -> Any:
 
 def _end(iteration: Any) -> Any:
     blocks, _ = under_way.pop(int(iteration))
-    leaving.later(blocks)  # TensorFlow calls this also where garbage is collected
+    deferred_closer.later(blocks)  # TensorFlow calls this also where garbage is collected
     return np.int64(0)
 
 

@@ -19,8 +19,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from ..complaints import Complaints
 from ..errors import Unauthenticated
+from ..rate_limited_log import RateLimitedLog
 from .credentials import BEARER, VARIABLES, Credentials
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class Admission:
         """`methods` are those of the server's calls, without their services."""
         self.credentials = credentials
         self.denials = Denials(methods)
-        self.complaints = Complaints(log)
+        self.rate_limited_log = RateLimitedLog(log)
         self.asks_for_token = bool(credentials.token_file)
 
     def of_token(self, given: str) -> Identity:

@@ -111,7 +111,7 @@ class DispatcherClient:
         self._files = None if self._credentials is None else self._credentials.loaded()
         if relay.is_needed():
             return relay.RelayedChannel(self._address, self._credentials)
-        relay.grpc_is_used()
+        relay.mark_grpc_used()
         return connect(self._address, self._options, self._credentials)
 
     def call(

@@ -25,8 +25,8 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from ..address_forms import in_brackets, is_wildcard
-from ..complaints import Complaints
 from ..errors import AddressInUse, ForebayError, InvalidArgument, Unauthenticated, status_of
+from ..rate_limited_log import RateLimitedLog
 from .admission import Admission, Identity
 from .credentials import Credentials, own_credentials
 from .proxies import proxy_options
@@ -259,7 +259,7 @@ def _refusal(admission: Admission, details: Any) -> str:
 
 def _complain(admission: Admission, method: str, peer: str, refusal: str) -> None:
     admission.denials.add(method, "unauthenticated")
-    admission.complaints.warn("refused %.100r of %s: %s", method, peer, refusal)
+    admission.rate_limited_log.warn("refused %.100r of %s: %s", method, peer, refusal)
 
 
 _call: ContextVar[grpc.aio.ServicerContext[bytes, bytes]] = ContextVar("forebay-call")
@@ -357,7 +357,7 @@ def generic_handler(
     `of_datasets` names the methods whose requests carry a dataset. A ForebayError becomes the
     call's status.
     """
-    receiver, complaints = RequestReceiver(), Complaints(log)
+    receiver, rate_limited_log = RequestReceiver(), RateLimitedLog(log)
 
     def handler(name: str, function: Callable[..., Any], kind: type[Message]) -> Any:
         most = receiver.most_of_one if name in of_datasets else MAX_REQUEST_BYTES
@@ -379,7 +379,9 @@ def generic_handler(
                 refusal = grpc.StatusCode[status_of(error)], str(error)
                 _forget_frames(error)
             except Exception as error:  # noqa: BLE001 - a bug: the caller alone has the error
-                complaints.warn("%s failed", name, kind=name, level=logging.ERROR, exc_info=error)
+                rate_limited_log.warn(
+                    "%s failed", name, kind=name, level=logging.ERROR, exc_info=error
+                )
                 refusal = grpc.StatusCode.UNKNOWN, f"Unexpected {type(error).__name__}: {error}"
                 _forget_frames(error)
             return await context.abort(*refusal)  # which raises

@@ -44,7 +44,7 @@ _owner = 0  # the process that started it
 _lock = threading.Lock()
 
 
-def grpc_is_used() -> None:
+def mark_grpc_used() -> None:
     """Note that this process uses gRPC."""
     global _used
     _used = True

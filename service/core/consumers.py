@@ -127,7 +127,7 @@ def join(state: State, job: Job, command: JoinIteration, ids: Ids) -> Decision:
             events.append(ev.Event(iteration_finished=ended))
     if kind_of(job).has_rounds:
         _require_same_kind(state, job, iteration, command.stock)
-    events += kind_of(job).when_somebody_joins(state, job, iteration, ids)
+    events += kind_of(job).on_consumer_joined(state, job, iteration, ids)
     joined = ev.ConsumerJoined(
         consumer_id=ids.new(),
         iteration_id=iteration.iteration_id,

@@ -15,7 +15,7 @@ STATES = ("running", "waiting", "failed", "idle", "finished")
 has come since; nobody reads it; all of its epochs so far are over."""
 
 
-class Told(NamedTuple):
+class JobObservations(NamedTuple):
     """What consumers and workers have told of a job, and the events that its state does not keep.
     The fields are a status's."""
 
@@ -27,14 +27,16 @@ class Told(NamedTuple):
     losses: Sequence[dict[str, Any]] = ()  # of splits, the latest last
 
 
-NOTHING = Told()
+NOTHING = JobObservations()
 
 
-def job_state(job: Job, iterations: Sequence[Iteration], told: Told = NOTHING) -> str:
+def job_state(
+    job: Job, iterations: Sequence[Iteration], observations: JobObservations = NOTHING
+) -> str:
     """One of STATES. `iterations` are the job's own."""
     unfinished = [each for each in iterations if not each.finished]
     if (iterations or job.summarized) and not unfinished:
         return "finished"
-    if sum(len(each.consumers) for each in unfinished) > len(told.gone):
-        return "waiting" if told.waits else "running"
-    return "failed" if told.failed else "idle"
+    if sum(len(each.consumers) for each in unfinished) > len(observations.gone):
+        return "waiting" if observations.waits else "running"
+    return "failed" if observations.failed else "idle"

@@ -31,7 +31,7 @@ class ReadKind:
     drops_draining_workers = False
     """Whether a worker's task is removed when it begins to drain. If not, it finishes the task."""
 
-    def when_somebody_joins(
+    def on_consumer_joined(
         self, state: State, job: Job, iteration: Iteration, ids: Ids
     ) -> list[ev.Event]:
         """Create tasks for the workers without one. Job and iteration need not exist yet. In a
@@ -46,7 +46,7 @@ class ReadKind:
             for event in self._new_task(iteration, worker, place_of(state, worker.address), ids)
         ]
 
-    def when_a_worker_comes(
+    def on_worker_registered(
         self,
         state: State,
         iteration: Iteration,
@@ -59,7 +59,7 @@ class ReadKind:
             return []
         place = worker.place if worker.HasField("place") else None
         mine = self._tasks_of(state, iteration, worker, lost, place)
-        if not mine and iteration.consumers and not worker.draining:  # else: when_somebody_joins
+        if not mine and iteration.consumers and not worker.draining:  # else: on_consumer_joined
             return self._new_task(iteration, worker, place, ids)
         return [
             task_created_event(
@@ -68,7 +68,7 @@ class ReadKind:
             for task in mine
         ]
 
-    def when_a_worker_beats(
+    def on_worker_heartbeat(
         self, state: State, iteration: Iteration, worker_id: int, ids: Ids
     ) -> list[ev.Event]:
         """Propose a task in a coordinated read: consumers may have removed the worker's, or begun
@@ -79,7 +79,7 @@ class ReadKind:
             return []
         return [_task_proposed_event(ids.new(), iteration, worker_id)]
 
-    def when_a_task_ends(
+    def on_task_ended(
         self,
         state: State,
         iteration: Iteration,

@@ -23,7 +23,7 @@ from ..errors import cut_error
 from . import saves
 from .checksums import describe_mismatches
 from .iterations import first_epoch
-from .job_states import NOTHING, Told, job_state
+from .job_states import NOTHING, JobObservations, job_state
 from .jobs import readers_of
 from .ledger import Ledger
 from .lengths import count_known
@@ -31,7 +31,7 @@ from .read_kinds import why_no_task
 from .state import BundleSpec, Claims, Dataset, EndedSave, Iteration, Job, Save, State
 
 
-class Stranger(NamedTuple):
+class RefusedPeer(NamedTuple):
     """A peer that was refused because it knows another journal."""
 
     who: str
@@ -43,7 +43,7 @@ class Stranger(NamedTuple):
 Counted = Callable[[int], dict[str, Any] | None]
 """Returns an iteration's user metrics, by its id."""
 
-ToldOf = Callable[[int], Told]
+JobObservationsOf = Callable[[int], JobObservations]
 """Returns what is told of a job, by its id."""
 
 Known = dict[str, dict[int, int]]
@@ -69,17 +69,17 @@ def status(state: State) -> dict[str, Any]:
 
 def encoded_status(
     state: State,
-    strangers: Iterable[Stranger],
+    refused_peers: Iterable[RefusedPeer],
     counted: Counted,
     measured: Mapping[str, Any] | None = None,
-    told: ToldOf = lambda _: NOTHING,
+    observations: JobObservationsOf = lambda _: NOTHING,
 ) -> Iterator[bytes]:
     """The status as JSON, in pieces, with data from outside the state: the other arguments.
 
     The pieces stay the same when the state changes after the return.
     """
     pieces = [_encode({**_numbers(state), **(measured or {})})[:-1]]
-    for name, parts in _lists(state, strangers).items():
+    for name, parts in _lists(state, refused_peers).items():
         pieces += (b',"%b":' % name.encode(), _list(parts))
     jobs = _copy([*state.jobs.values()])
     iterations = _copy([*map(_nameless, state.iterations.values())])
@@ -91,7 +91,9 @@ def encoded_status(
     }
     copied = State(datasets={**state.datasets}, workers=workers, consumers=members)
     known = _known(state)
-    return _pieces(pieces, copied, jobs, [*state.iterations], iterations, counted, known, told)
+    return _pieces(
+        pieces, copied, jobs, [*state.iterations], iterations, counted, known, observations
+    )
 
 
 def _pieces(
@@ -102,7 +104,7 @@ def _pieces(
     iterations: bytes,
     counted: Counted,
     known: Known,
-    told: ToldOf,
+    observations: JobObservationsOf,
 ) -> Iterator[bytes]:
     """`state` is a partial copy without jobs; `numbers` are the iterations' ids, in order."""
     yield from first
@@ -111,7 +113,7 @@ def _pieces(
     for job in map(_job_of, _parts_of(jobs)):
         state.jobs = {job.job_id: job}
         its = (_iteration_of(copies[number]) for number in sorted(job.iterations.values()))
-        found = _job(state, job, its, counted, known, told(job.job_id))
+        found = _job(state, job, its, counted, known, observations(job.job_id))
         yield separator + _encode(found)
         separator = b","
     yield b"]}" if state.jobs else b',"jobs":[]}'
@@ -150,11 +152,13 @@ def _numbers(state: State) -> dict[str, Any]:
     }
 
 
-def _lists(state: State, strangers: Iterable[Stranger]) -> dict[str, Iterator[dict[str, Any]]]:
+def _lists(
+    state: State, refused_peers: Iterable[RefusedPeer]
+) -> dict[str, Iterator[dict[str, Any]]]:
     """The lists' parts, computed lazily."""
     places = {place.address: number for number, place in reversed([*enumerate(state.places)])}
     return {
-        "strangers": (stranger._asdict() for stranger in strangers),
+        "strangers": (peer._asdict() for peer in refused_peers),
         "datasets": (
             {"dataset_id": d.dataset_id, "unsplittable": cut_error(d.outline.unsplittable) or None}
             for d in state.datasets.values()
@@ -188,16 +192,16 @@ def _job(
     iterations: Iterable[Iteration],
     counted: Counted,
     known: Known,
-    told: Told,
+    observations: JobObservations,
 ) -> dict[str, Any]:
     its = [*iterations]
     return {
         "job_id": job.job_id,
-        "state": job_state(job, its, told),
-        "errors": told.errors,
-        "gone": told.gone,
-        "left": told.left,
-        "losses": told.losses,
+        "state": job_state(job, its, observations),
+        "errors": observations.errors,
+        "gone": observations.gone,
+        "left": observations.left,
+        "losses": observations.losses,
         "used_ms": job.used_ms,
         "name": job.name or None,
         "dataset_id": job.dataset_id,

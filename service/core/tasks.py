@@ -30,7 +30,7 @@ def _complete_task(state: State, command: CompleteTask) -> Decision:
         return Decision([], None)
     events = [lease_begun(lease_id) for lease_id in task.leases]
     events.append(ev.Event(task_completed=ev.TaskCompleted(task_id=task.task_id)))
-    events += kind.when_a_task_ends(state, iteration, staying(state), Ids(state), task)
+    events += kind.on_task_ended(state, iteration, staying(state), Ids(state), task)
     return Decision(events, None)
 
 

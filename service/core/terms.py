@@ -61,7 +61,7 @@ def _elect_leader(state: State, command: ElectLeader) -> Decision:
     elected.places.extend(ev.Place(configured=p.configured, address=p.address) for p in places)
     events = _dismiss_members(state) if state.cut else []
     if places is not state.places:
-        events += _end_divided_reads(state, dismissed=state.cut)
+        events += _end_static_reads(state, dismissed=state.cut)
     return Decision([*events, ev.Event(leader_elected=elected)], elected)
 
 
@@ -84,7 +84,7 @@ def _dismiss_members(state: State) -> list[ev.Event]:
     ]
 
 
-def _end_divided_reads(state: State, dismissed: bool) -> list[ev.Event]:
+def _end_static_reads(state: State, dismissed: bool) -> list[ev.Event]:
     """Events that end the statically sharded iterations of an outdated list of workers."""
     events = []
     for iteration in state.iterations.values():

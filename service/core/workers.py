@@ -128,7 +128,7 @@ def _comes(
     if not can_run(state, job, _worker(registered)):
         return []
     lost = [task for task in state.lost_tasks.values() if task.lost_with == registered.uid]
-    return kind_of(job).when_a_worker_comes(state, iteration, registered, lost, ids)
+    return kind_of(job).on_worker_registered(state, iteration, registered, lost, ids)
 
 
 def _beats(state: State, worker: Worker, drains: bool) -> list[ev.Event]:
@@ -140,7 +140,7 @@ def _beats(state: State, worker: Worker, drains: bool) -> list[ev.Event]:
         event
         for iteration in state.iterations.values()
         if not iteration.finished and can_run(state, state.jobs[iteration.job_id], worker)
-        for event in kind_of(state.jobs[iteration.job_id]).when_a_worker_beats(
+        for event in kind_of(state.jobs[iteration.job_id]).on_worker_heartbeat(
             state, iteration, worker.worker_id, ids
         )
     ]
@@ -230,7 +230,7 @@ def _lost(
     for task_id in sorted(worker.tasks):
         iteration = state.iterations[state.tasks[task_id].iteration_id]
         kind = kind_of(state.jobs[iteration.job_id])
-        events += kind.when_a_task_ends(state, iteration, others, ids)
+        events += kind.on_task_ended(state, iteration, others, ids)
     return events
 
 

@@ -376,7 +376,9 @@ class Pages:
         try:
             issued = self._server.issue_pass(given, PASS_S)
         except Unauthenticated as error:
-            self._server.complaints.warn("refused %s, who signs in with no token", request.remote)
+            self._server.rate_limited_log.warn(
+                "refused %s, who signs in with no token", request.remote
+            )
             return self._sign_in_page(str(error), back, 401)
         response = web.Response(status=303, headers={**PAGE_HEADERS, "Location": back})
         response.set_cookie(

@@ -20,7 +20,7 @@ from .bundles import BundleRun, BundlesOutput
 from .cached import MAX_TRAINERS, CachedOutput, Skips
 from .first_come import FirstComeOutput
 from .memory import MemoryBudget
-from .orders import ANY, AnyBlock, Cached, Order, Rounds, Slice
+from .read_requests import ANY, AnyBlock, Cached, ReadRequest, Rounds, Slice
 from .rounds import RoundsOutput
 
 __all__ = [
@@ -38,9 +38,9 @@ __all__ = [
     "FirstComeOutput",
     "Listener",
     "MemoryBudget",
-    "Order",
     "OutputCancelled",
     "OutputReset",
+    "ReadRequest",
     "Rounds",
     "RoundsOutput",
     "Skips",

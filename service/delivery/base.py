@@ -1,12 +1,12 @@
 """Delivery policies: the interface between a task's producer and the consumers of its blocks.
 
 A *policy* is a TaskOutput. It buffers a task's blocks and gives them to *subscriptions*. One
-consumer opens a subscription with an order (orders.py). Policies differ only in which subscription
-gets a block, and in when they forget it.
+consumer opens a subscription with a read request (read_requests.py). Policies differ only in which
+subscription gets a block, and in when they forget it.
 
 A *carrier* connects subscriptions and consumers. The transport is one: it has credit, and keeps
 each block until the consumer has received it. So a cut connection loses nothing, under any policy.
-A face that answers one request at a time is another.
+A gRPC service that answers one request at a time is another.
 
 **Ordering.** A subscription gives its blocks in the policy's order, and then its end, repeatedly.
 A block that it was given belongs to its consumer; no other subscription gets it instead.
@@ -47,9 +47,9 @@ from ...journal.proto import events_pb2 as ev
 from ..blocks import Block
 from ..errors import ForebayError
 from ..stopwatch import Stopwatch
+from .in_flight import InFlightElements
 from .memory import LOOK_S, STARVED_S, MemoryBudget
-from .orders import Order
-from .takes import Takes
+from .read_requests import ReadRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ END_OF_TASK = EndOfTask()
 
 @dataclass(frozen=True, slots=True)
 class TaskFailed:
-    """The task's pipeline raised, or the task cannot be read in that order."""
+    """The task's pipeline raised, or the task does not serve that kind of request."""
 
     code: str  # canonical status name, such as INVALID_ARGUMENT
     message: str
@@ -222,7 +222,7 @@ class TaskOutput(ABC):
         self.changed = threading.Condition(self.lock)
         self.blocked = Stopwatch()  # while the producer waits for room
         self.opens = 0  # subscriptions opened so far
-        self.takes: Takes | None = None  # of a policy that gives each element to one consumer
+        self.in_flight: InFlightElements | None = None  # if each element goes to one consumer
         # Told the `traceparent` of a consumer that waits.
         self.on_trace: Callable[[str], object] = lambda _: None
         self._when_opened: list[tuple[int, Callable[[], None]]] = []
@@ -315,14 +315,14 @@ class TaskOutput(ABC):
 
     # -- the carrier ----------------------------------------------------------------------------
 
-    def open(self, order: Order, *, notify: bool = True) -> Subscription | End:
+    def open(self, request: ReadRequest, *, notify: bool = True) -> Subscription | End:
         """Open a subscription; return an end if it can never have a block.
 
-        An order of another policy gets TaskFailed. The `when_opened` callbacks may start a thread,
+        A request of another policy gets TaskFailed. The `when_opened` callbacks may start a thread,
         which can take half a second on a busy machine. A caller that holds a lock therefore passes
         `notify=False`, and calls `notify_opened` after releasing it; `open` then never waits.
         """
-        opened = self._open(order)
+        opened = self._open(request)
         if isinstance(opened, Subscription):
             with self.changed:
                 self.opens += 1
@@ -382,7 +382,7 @@ class TaskOutput(ABC):
     # -- for policies ---------------------------------------------------------------------------
 
     @abstractmethod
-    def _open(self, order: Order) -> Subscription | End:
+    def _open(self, request: ReadRequest) -> Subscription | End:
         """The policy's part of `open`."""
 
     def _holds(self) -> bool:
@@ -428,6 +428,6 @@ def elements_of(blocks: Iterable[Block]) -> int:
     return sum(block.count for block in blocks)
 
 
-def refused(order: Order, offered: str) -> TaskFailed:
-    """The answer to an order of another policy."""
-    return TaskFailed("INVALID_ARGUMENT", f"{order!r} of a task that gives {offered}")
+def refused(request: ReadRequest, offered: str) -> TaskFailed:
+    """The answer to a request of another policy."""
+    return TaskFailed("INVALID_ARGUMENT", f"{request!r} of a task that gives {offered}")

@@ -55,7 +55,7 @@ from .base import (
 )
 from .element_log import ElementLog, LoggedBlock
 from .memory import MemoryBudget
-from .orders import MAX_INDEX, UNNEEDED, Order, Slice, runs_after
+from .read_requests import MAX_INDEX, UNNEEDED, ReadRequest, Slice, runs_after
 from .run_queue import QueuedRun, RunQueue
 
 FIRST_AHEAD_BYTES, AHEAD_BYTES = 256 << 10, 2 << 20
@@ -118,7 +118,7 @@ class BundleRun(QueuedRun):
 
     @property
     def asked(self) -> int:
-        return min((each.order.position for each in self.slices), default=UNNEEDED)
+        return min((each.request.position for each in self.slices), default=UNNEEDED)
 
     def put(self, block: Block) -> None:
         """Add the next block; waits while readers are far behind.
@@ -186,7 +186,7 @@ class BundleRun(QueuedRun):
                 if behind is None:
                     goes_on = (output.make_room(size) and may_grow) or is_needed
                 else:
-                    goes_on = is_needed and any(s.order.reader == behind for s in self.slices)
+                    goes_on = is_needed and any(s.request.reader == behind for s in self.slices)
                 if goes_on:
                     if output.memory.take(size, force=is_needed):
                         queue.set_busy(self, True)
@@ -205,9 +205,9 @@ class BundleRun(QueuedRun):
         firsts: dict[int, int] = {}  # by reader: what it is given next
         for each in self.slices:
             if each.runs:
-                reader, first = each.order.reader, each.runs[0]
+                reader, first = each.request.reader, each.runs[0]
                 firsts[reader] = min(first, firsts.get(reader, first))
-            elif not each.order.runs and self.stop < each.wanted:
+            elif not each.request.runs and self.stop < each.wanted:
                 return True
         first, here = max(firsts.values(), default=self.stop), 0
         for kept in reversed(self.log):
@@ -352,20 +352,20 @@ class BundlesOutput(TaskOutput):
 
     # -- the policy ----------------------------------------------------------------------------
 
-    def _open(self, order: Order) -> Subscription | End:
-        if not isinstance(order, Slice):
-            return refused(order, "slices of bundles")
+    def _open(self, request: ReadRequest) -> Subscription | End:
+        if not isinstance(request, Slice):
+            return refused(request, "slices of bundles")
         with self.lock:
             if self._end is not None:
                 return self._end
-            bundle = self._bundles.get(order.bundle)
+            bundle = self._bundles.get(request.bundle)
             if bundle is None:
                 self._bound_known()
-                bundle = self._bundles[order.bundle] = _BundleState(order.bundle, order.place)
-            subscription = _SliceSubscription(self, order, bundle)
+                bundle = self._bundles[request.bundle] = _BundleState(request.bundle, request.place)
+            subscription = _SliceSubscription(self, request, bundle)
             bundle.subscriptions[subscription] = None
             self._join(subscription)
-            self._hear(order, bundle)
+            self._hear(request, bundle)
             self.forget(bundle)
             self.changed.notify_all()
             return subscription
@@ -375,24 +375,24 @@ class BundlesOutput(TaskOutput):
         bundle, needed = subscription.bundle, subscription.needed()
         if needed is None:
             return
-        if subscription.order.counts:
+        if subscription.request.counts:
             runs = [run for run in bundle.runs if run.counts and run.failed is None]
         else:
             runs = [run for run in bundle.runs if run.has(needed)]
         run = max(runs, key=lambda run: run.stop, default=None)
         if run is None:
-            order = subscription.order
-            if order.alone:  # what an earlier reader left
+            request = subscription.request
+            if request.alone:  # what an earlier reader left
                 for left in [run for run in bundle.runs if not run.slices]:
                     self.drop(left)
-            start = needed if order.counts else min(needed, order.keep)
-            run = self._add_run(bundle, start, order.position, order.counts)
+            start = needed if request.counts else min(needed, request.keep)
+            run = self._add_run(bundle, start, request.position, request.counts)
         subscription.run = run
         run.slices.add(subscription)
-        self.queue.hurry(run, subscription.order.position)
+        self.queue.hurry(run, subscription.request.position)
         run.used = next(self.queue.numbers)
         run.wanted = max(run.wanted, subscription.wanted)
-        run.enough = max(run.enough, subscription.order.enough)
+        run.enough = max(run.enough, subscription.request.enough)
         run.room.notify_all()
 
     def _add_run(self, bundle: _BundleState, start: int, position: int, counts: bool) -> BundleRun:
@@ -410,23 +410,23 @@ class BundlesOutput(TaskOutput):
         counting.slices |= run.slices
         run.slices.clear()
 
-    def _hear(self, order: Slice, bundle: _BundleState) -> None:
+    def _hear(self, request: Slice, bundle: _BundleState) -> None:
         """Note what the reader needs no more."""
-        if order.floor < self._floors.get(order.reader, self._floor):
+        if request.floor < self._floors.get(request.reader, self._floor):
             self._drop_left_ahead()
-        if order.readers != self._readers:  # another group
-            self._readers, self._floor, self._look_above = order.readers, 0, 0
+        if request.readers != self._readers:  # another group
+            self._readers, self._floor, self._look_above = request.readers, 0, 0
             self._floors.clear()
             self._asked.clear()
             self.given_s.clear()
             for each in self._bundles.values():
                 each.keeps.clear()
-        bundle.alone = order.alone
-        if not order.counts:
-            bundle.keeps[order.reader] = order.keep
-        if order.runs:
-            self._asked[order.reader] = order.position
-        self._floors[order.reader] = order.floor
+        bundle.alone = request.alone
+        if not request.counts:
+            bundle.keeps[request.reader] = request.keep
+        if request.runs:
+            self._asked[request.reader] = request.position
+        self._floors[request.reader] = request.floor
         before = self._floor
         self._floor = min(self._floors.values()) if len(self._floors) >= self._readers else 0
         if self._floor > before:
@@ -531,14 +531,14 @@ class BundlesOutput(TaskOutput):
 class _SliceSubscription(Subscription):
     output: BundlesOutput
 
-    def __init__(self, output: BundlesOutput, order: Slice, bundle: _BundleState) -> None:
+    def __init__(self, output: BundlesOutput, request: Slice, bundle: _BundleState) -> None:
         super().__init__(output)
-        self.order = order
+        self.request = request
         self.bundle = bundle
-        self.runs = order.runs  # still to be given
-        self.wanted = max(order.stop, order.until)
-        if not order.runs and order.known <= order.until:
-            self.wanted = max(self.wanted, order.known + 1)
+        self.runs = request.runs  # still to be given
+        self.wanted = max(request.stop, request.until)
+        if not request.runs and request.known <= request.until:
+            self.wanted = max(self.wanted, request.known + 1)
         self.run: BundleRun | None = None
         self._near = 0  # the block of the run's log that it was given last
         self._opened_s = time.monotonic()
@@ -546,15 +546,15 @@ class _SliceSubscription(Subscription):
 
     def needed(self) -> int | None:
         """From which element on a run must go for it; None if it needs none."""
-        bundle, order = self.bundle, self.order
+        bundle, request = self.bundle, self.request
         if bundle.failed is not None:
             return None
         if self.runs:
             first = self.runs[0]
             return first if bundle.length is None or first < bundle.length else None
-        if bundle.length is not None or bundle.at_least > order.known:
+        if bundle.length is not None or bundle.at_least > request.known:
             return None
-        return 0 if order.counts else order.keep
+        return 0 if request.counts else request.keep
 
     def next_locked(self, credit: bool, max_elements: int | None) -> tuple[Block, int] | End | None:
         if self.output._end is not None:
@@ -585,14 +585,14 @@ class _SliceSubscription(Subscription):
         size = kept.cost if block is kept.block else cost(block)
         self.runs = runs_after(self.runs, block.count)
         run.used = next(self.output.queue.numbers)
-        self.output.given_s[self.order.reader] = time.monotonic()
+        self.output.given_s[self.request.reader] = time.monotonic()
         if run.given_bytes < AHEAD_BYTES:
             run.given_bytes += size
             run.room.notify_all()  # it may make more ahead
         elif run.waits and run.stop < run.wanted:
             run.room.notify_all()
         if bundle.alone:
-            reader, end = self.order.reader, block.index + block.count
+            reader, end = self.request.reader, block.index + block.count
             bundle.keeps[reader] = max(bundle.keeps.get(reader, 0), end)
             self.output.forget(bundle)
         return block, size
@@ -601,23 +601,23 @@ class _SliceSubscription(Subscription):
         bundle, run = self.bundle, self.run
         if bundle.length is not None:
             return EndOfSlice(bundle.number, bundle.length, True)
-        if self.order.runs or self._is_due():
+        if self.request.runs or self._is_due():
             return EndOfSlice(bundle.number, bundle.at_least, False)
         return run.failed if run is not None else None
 
     def _is_due(self) -> bool:
         """Whether a query that does not know the bundle's end is answered now."""
-        if self.bundle.at_least <= self.order.known:
+        if self.bundle.at_least <= self.request.known:
             return False
         run = self.run
-        if self.bundle.at_least >= self.order.enough:
+        if self.bundle.at_least >= self.request.enough:
             return True
         if run is not None and (run.waits or run.failed is not None):
             return True
         return time.monotonic() - self._opened_s >= ANSWER_S
 
     def retry_s(self) -> float | None:
-        if self.order.runs or self.bundle.at_least <= self.order.known:
+        if self.request.runs or self.bundle.at_least <= self.request.known:
             return None
         return max(0.001, self._opened_s + ANSWER_S - time.monotonic())
 

@@ -28,7 +28,7 @@ from ..blocks import Block, Encodings, strided
 from .base import End, Listener, Subscription, TaskOutput, TaskUnknown, refused
 from .element_log import ElementLog
 from .memory import MemoryBudget
-from .orders import Cached, Order
+from .read_requests import Cached, ReadRequest
 
 
 class Skips:
@@ -104,10 +104,10 @@ class CachedOutput(TaskOutput):
             self.changed.notify_all()
         self.on_change(self, None)
 
-    def _open(self, order: Order) -> Subscription | End:
-        if not isinstance(order, Cached):
-            return refused(order, "what is cached, to each trainer")
-        return _CachedSubscription(self, order.trainer_id)
+    def _open(self, request: ReadRequest) -> Subscription | End:
+        if not isinstance(request, Cached):
+            return refused(request, "what is cached, to each trainer")
+        return _CachedSubscription(self, request.trainer_id)
 
     @property
     def waiting_elements(self) -> int:

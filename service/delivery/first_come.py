@@ -24,9 +24,9 @@ from .base import (
     elements_of,
     refused,
 )
+from .in_flight import InFlightElements
 from .memory import MemoryBudget
-from .orders import AnyBlock, Order
-from .takes import Takes
+from .read_requests import AnyBlock, ReadRequest
 from .windows import Windows
 
 
@@ -48,7 +48,7 @@ class FirstComeOutput(TaskOutput):
         self._buffered = 0  # elements of those
         self._windows = Windows()  # of the subscriptions that hand back
         self._awaits_takes = True
-        self.takes: Takes = Takes()
+        self.in_flight: InFlightElements = InFlightElements()
 
     def put(self, block: Block) -> None:
         check_block(block)
@@ -59,17 +59,17 @@ class FirstComeOutput(TaskOutput):
                 lambda: bool(self._blocks) and self._bytes + size > self._max_bytes,
                 lambda: False,
             )
-            self._blocks.append((replace(block, position=self.takes.put), size))
-            self.takes.put += block.count
+            self._blocks.append((replace(block, position=self.in_flight.put), size))
+            self.in_flight.put += block.count
             self._bytes += size
             self._buffered += block.count
             self.changed.notify_all()
         self.on_change(self, None)
 
-    def _open(self, order: Order) -> Subscription | End:
-        if not isinstance(order, AnyBlock):
-            return refused(order, "any block to anybody")
-        return _HandingBack(self) if order.hands_back else _FirstComeSubscription(self)
+    def _open(self, request: ReadRequest) -> Subscription | End:
+        if not isinstance(request, AnyBlock):
+            return refused(request, "any block to anybody")
+        return _HandingBack(self) if request.hands_back else _FirstComeSubscription(self)
 
     def forgo_handing_back(self) -> None:
         with self.changed:
@@ -95,7 +95,7 @@ class FirstComeOutput(TaskOutput):
 
     def _drop(self, blocks: Sequence[Block]) -> None:
         for block in blocks:
-            self.takes.drop(block.position, block.count)
+            self.in_flight.drop(block.position, block.count)
         self._done_with(blocks)
         self.listener.dropped(elements_of(blocks))
 
@@ -125,7 +125,7 @@ class _FirstComeSubscription(Subscription):
             output._bytes += rest_size
         output._buffered -= block.count
         if not self.hands_back:
-            output.takes.take(block.position, block.count, time.monotonic())
+            output.in_flight.take(block.position, block.count, time.monotonic())
         output.changed.notify_all()
         return block, size
 
@@ -184,7 +184,7 @@ class _HandingBack(_FirstComeSubscription):
             now_s = time.monotonic()
             self._window.take(sum(block.count for block in blocks), now_s)
             for block in blocks:
-                output.takes.take(block.position, block.count, now_s)
+                output.in_flight.take(block.position, block.count, now_s)
             output.changed.notify_all()
         super().received(blocks)
 

@@ -28,7 +28,7 @@ from .base import (
 )
 from .element_log import ElementLog
 from .memory import MemoryBudget
-from .orders import Order, Rounds
+from .read_requests import ReadRequest, Rounds
 
 
 class RoundsOutput(TaskOutput):
@@ -79,24 +79,24 @@ class RoundsOutput(TaskOutput):
                 self._stop = self._complete
         super().finish(end)
 
-    def _open(self, order: Order) -> Subscription | End:
-        if not isinstance(order, Rounds) or order.of != self.num_consumers:
-            return refused(order, f"an element a round to each of {self.num_consumers} consumers")
+    def _open(self, request: ReadRequest) -> Subscription | End:
+        if not isinstance(request, Rounds) or request.of != self.num_consumers:
+            return refused(request, f"an element a round to each of {self.num_consumers} consumers")
         with self.changed:
             if isinstance(self._end, TaskUnknown):
                 return self._end
-            reached = self._at[order.consumer] // self.num_consumers
-            if order.round != reached:
+            reached = self._at[request.consumer] // self.num_consumers
+            if request.round != reached:
                 return TaskFailed(
                     "FAILED_PRECONDITION",
-                    f"Consumer {order.consumer} requested data for round {order.round} of the "
+                    f"Consumer {request.consumer} requested data for round {request.round} of the "
                     f"task, but the current round has already reached {reached}: it was "
                     "restarted, or another one has its consumer_index. Start all consumers again",
                 )
-            subscription = _RoundsSubscription(self, order.consumer)
-            if (before := self._readers.get(order.consumer)) is not None:
+            subscription = _RoundsSubscription(self, request.consumer)
+            if (before := self._readers.get(request.consumer)) is not None:
                 before.end = Superseded()
-            self._readers[order.consumer] = subscription
+            self._readers[request.consumer] = subscription
             self.changed.notify_all()
             return subscription
 

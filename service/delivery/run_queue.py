@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from .orders import UNNEEDED
+from .read_requests import UNNEEDED
 
 
 class QueuedRun(ABC):

@@ -37,7 +37,7 @@ class Rpc(NamedTuple):
 
 
 def answering(
-    face: object,
+    servicer: object,
     dispatcher: Dispatcher,
     messages: ModuleType,
     rpcs: Mapping[str, Rpc],
@@ -45,9 +45,9 @@ def answering(
 ) -> dict[str, Method]:
     """The methods of a service, by name, for `generic_handler` and a grpc.aio server.
 
-    `face` has the method do_it for the name DoIt. `messages` has <name>Request and <name>Response.
-    A request with `unproved` is answered without proof. Without `permissions`, whoever was let in
-    may call all methods.
+    `servicer` has the method do_it for the name DoIt. `messages` has <name>Request and
+    <name>Response. A request with `unproved` is answered without proof. Without `permissions`,
+    whoever was let in may call all methods.
     """
     tracer = tracing.tracer("dispatcher")
     for name, rpc in rpcs.items():
@@ -55,7 +55,7 @@ def answering(
         assert says_known == (rpc.asker is not None), f"{name}Request.known: who asks?"
 
     def method(name: str, rpc: Rpc) -> Method:
-        function: Function = getattr(face, _WORDS.sub("_", name).lower())
+        function: Function = getattr(servicer, _WORDS.sub("_", name).lower())
         response_class = getattr(messages, f"{name}Response")
         says_position = "journal" in response_class.DESCRIPTOR.fields_by_name
 

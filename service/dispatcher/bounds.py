@@ -1,7 +1,7 @@
 """Bounds of what requests say: how many parts, the lengths of texts, and the sizes of numbers.
 
-They hold for each field of each request of both faces, before anything is decided. So the journal,
-the log and the status have no huge names, and sums of numbers fit the journal's 64 bits.
+They hold for each field of each request of both services, before anything is decided. So the
+journal, the log and the status have no huge names, and sums of numbers fit the journal's 64 bits.
 """
 
 from __future__ import annotations

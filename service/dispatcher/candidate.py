@@ -15,7 +15,6 @@ import time
 from ...journal.codec import decode
 from ...journal.verification import holds_anything
 from ...storage import (
-    Away,
     Corrupt,
     Fenced,
     Locked,
@@ -23,6 +22,7 @@ from ...storage import (
     NewerFormat,
     Storage,
     StorageError,
+    StorageUnavailable,
     StorageUnusable,
     Writer,
 )
@@ -154,7 +154,7 @@ class Candidate:
             writer = await self._wait_for_place()
             try:
                 return await self._begin(writer)
-            except (Unavailable, Away, Fenced) as error:
+            except (Unavailable, StorageUnavailable, Fenced) as error:
                 if not self.standby:
                     raise
                 log.warning("could not begin to lead, and stands by again: %s", error)
@@ -187,7 +187,7 @@ class Candidate:
         while not (await asyncio.wait([replay], timeout=interval_s))[0]:
             try:
                 await self._threads.run(writer.renew)
-            except Away as error:
+            except StorageUnavailable as error:
                 self._complain(error)
         await replay
 
@@ -247,7 +247,7 @@ class Candidate:
                 if options.standby and by != held_by:
                     held_by = by
                     log.info("stands by: %s", held_by)
-            except Away as error:
+            except StorageUnavailable as error:
                 if not options.standby:
                     raise
                 self._complain(error)

@@ -1,4 +1,4 @@
-"""The dispatcher: the decider and its parts. The faces (gRPC services) call them."""
+"""The dispatcher: the decider and its parts. The gRPC services call them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...journal.proto import events_pb2 as ev
 from ...journal.reasons import REPAIRED, SILENT
 from ...storage import Storage, Writer
 from ..core import commands as c
-from ..core.job_states import Told
+from ..core.job_states import JobObservations
 from ..core.jobs import readers_of
 from ..core.state import Consumer, State
 from ..core.status import encoded_status
@@ -169,7 +169,7 @@ class Dispatcher(Decider):
             "failed_saves": self.job_reports.failed_saves(),
         }
 
-    def told(self, job_id: int) -> Told:
+    def observations(self, job_id: int) -> JobObservations:
         """What is told of a job, for its state."""
         job, detector = self.state.jobs.get(job_id), self.failure_detector
         readers = [] if job is None else readers_of(self.state, job, unfinished=True)
@@ -183,7 +183,9 @@ class Dispatcher(Decider):
             for i in readers
             if (silent_s := detector.gone_s(i)) is not None
         ]
-        return Told(waits=self.loads.waits(job_id), gone=gone, **self.job_reports.of(job_id))
+        return JobObservations(
+            waits=self.loads.waits(job_id), gone=gone, **self.job_reports.of(job_id)
+        )
 
     def _lost_workers(self) -> list[dict[str, Any]]:
         """Those that were presumed dead lately, the latest last."""
@@ -201,8 +203,10 @@ class Dispatcher(Decider):
 
     def encoded_status(self) -> Iterator[bytes]:
         """The status as JSON, in pieces."""
-        strangers, counted = self.history.strangers(), self.user_metrics.shown
-        return encoded_status(self.state, strangers, counted, self.measured(), self.told)
+        refused_peers, counted = self.history.refused_peers(), self.user_metrics.shown
+        return encoded_status(
+            self.state, refused_peers, counted, self.measured(), self.observations
+        )
 
     def find_consumer(self, consumer_id: int) -> Consumer:
         """Raises NotFound, with the reason why the consumer is gone."""

@@ -15,18 +15,18 @@ from datetime import UTC, datetime
 
 from ...storage import Fenced, StorageError, Writer
 from ...storage.errors import REPAIR
-from ..complaints import Complaints
 from ..core.state import State
-from ..core.status import Stranger
+from ..core.status import RefusedPeer
 from ..errors import AnotherJournal, InvalidArgument
 from ..proto import forebay_pb2 as pb
+from ..rate_limited_log import RateLimitedLog
 from . import positions
 from .decider import Decider
 
 log = logging.getLogger(__name__)
 
 REFUSAL_PAUSE_MS = 1_000
-MAX_STRANGERS = 10_000
+MAX_REFUSED_PEERS = 10_000
 MAX_OF_CALLER = 16  # of them, where callers prove who they are
 MAX_NAME = 200  # characters of what a refused peer says of itself
 STRANGER_MS = 60_000
@@ -42,8 +42,8 @@ class JournalHistory:
         self._decider = decider
         self._writer = writer
         # By caller, then by what it says that it is, the latest last.
-        self._strangers: dict[str, dict[str, Stranger]] = {}
-        self._complaints = Complaints(log)
+        self._refused_peers: dict[str, dict[str, RefusedPeer]] = {}
+        self._rate_limited_log = RateLimitedLog(log)
         self._condemning: asyncio.Task[None] | None = None
 
     async def check(self, who: str, known: pb.JournalPosition, caller: str = "") -> None:
@@ -99,21 +99,21 @@ class JournalHistory:
             "workers say so, too, the storage came back empty or was replaced: stop the dispatcher "
             f"and bring the right one back, or, if that is gone for good, restart {who}"
         )
-        self._complaints.warn("refused: %s", reason, kind=caller)
-        strangers = self._strangers.setdefault(caller, {})
-        strangers.pop(who, None)
+        self._rate_limited_log.warn("refused: %s", reason, kind=caller)
+        refused_peers = self._refused_peers.setdefault(caller, {})
+        refused_peers.pop(who, None)
         now_ms = time.time_ns() // 1_000_000
-        strangers[who] = Stranger(f"{who}{by}", journal_id, known.sequence, now_ms)
-        if len(strangers) > (MAX_OF_CALLER if caller else MAX_STRANGERS):
-            del strangers[next(iter(strangers))]
+        refused_peers[who] = RefusedPeer(f"{who}{by}", journal_id, known.sequence, now_ms)
+        if len(refused_peers) > (MAX_OF_CALLER if caller else MAX_REFUSED_PEERS):
+            del refused_peers[next(iter(refused_peers))]
         await self._decider.wait_until(lambda: False, REFUSAL_PAUSE_MS)
         raise AnotherJournal(reason)
 
-    def strangers(self) -> list[Stranger]:
+    def refused_peers(self) -> list[RefusedPeer]:
         """The recently refused peers of other journals."""
         since_ms = time.time_ns() // 1_000_000 - STRANGER_MS
-        everyone = itertools.chain(*(of.values() for of in self._strangers.values()))
-        return [stranger for stranger in everyone if stranger.time_ms > since_ms]
+        everyone = itertools.chain(*(of.values() for of in self._refused_peers.values()))
+        return [peer for peer in everyone if peer.time_ms > since_ms]
 
     async def _condemn(self, reason: str) -> None:
         try:

@@ -213,7 +213,7 @@ class JobReports:
     # -- what is shown -------------------------------------------------------------------------
 
     def of(self, job_id: int) -> dict[str, Any]:
-        """The fields of `Told` (service/core/job_states.py) that are known here."""
+        """The fields of `JobObservations` (service/core/job_states.py) that are known here."""
         if (job := self._jobs.get(job_id)) is None:
             return {}
         if self._losing:

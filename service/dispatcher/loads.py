@@ -21,7 +21,7 @@ from ..diagnosis import BUSY
 from ..http.families import label_value
 from ..proto import forebay_pb2 as pb
 from ..slicing import in_slices
-from .wanted_workers import LIMIT_S, NOBODY, Held, Judge, Load, Wanted, all_jobs
+from .wanted_workers import LIMIT_S, NOBODY, Judge, Load, Wanted, WindowedMaximum, all_jobs
 
 LOOKS = 4
 """How often a window it judges."""
@@ -76,7 +76,7 @@ class Reports:
         return tuple(max(0, now - before) for before, now in zip(first, last, strict=True))
 
 
-class OneWorker(NamedTuple):
+class WorkerShare(NamedTuple):
     """What a worker does for a job: shares of its time, and elements a second."""
 
     working: float
@@ -100,7 +100,7 @@ class MeasuredJob:
     usual_rate: float = 0.0  # the largest that was judged, fading
     wanted: Wanted = NOBODY
     caused_s: float = 0.0  # since when it is wanted for the present cause
-    by_worker: dict[int, OneWorker] = field(default_factory=dict)  # as of `load`
+    by_worker: dict[int, WorkerShare] = field(default_factory=dict)  # as of `load`
     waits_for: dict[str, float] = field(default_factory=dict)  # share of the time, by cause
     stuck_s: dict[str, float] = field(default_factory=dict)  # since when they do little else
     bytes_per_s: float | None = None  # that consumers receive; None: they do not tell
@@ -121,7 +121,7 @@ class Loads:
         """By worker: its budget in bytes, and the newest load of each of its jobs."""
         self._hosts: dict[int, pb.HostLoad] = {}  # by worker, in the same way
         self.wanted: Wanted | None = None  # before the first judgement
-        self._saves = Held(HOLDS * self._window_s)
+        self._saves = WindowedMaximum(HOLDS * self._window_s)
 
     def jobs(self) -> list[tuple[int, MeasuredJob]]:
         """Jobs that are read, or were lately, by id: those of the last reads first."""
@@ -354,11 +354,11 @@ class Loads:
             job.wanted = first._replace(workers=max(first.workers, held.workers))
 
 
-def _worker(grown: tuple[int, ...]) -> OneWorker | None:
+def _worker(grown: tuple[int, ...]) -> WorkerShare | None:
     if not (open_ms := sum(grown[:3])):
         return None
     working, held, none, elements = (each / open_ms for each in grown)
-    return OneWorker(working, held, none, 1000 * elements)
+    return WorkerShare(working, held, none, 1000 * elements)
 
 
 def _waits(consumers: list[tuple[int, ...]]) -> tuple[dict[str, float], float | None]:
@@ -374,7 +374,7 @@ def _waits(consumers: list[tuple[int, ...]]) -> tuple[dict[str, float], float | 
 
 
 def _load(
-    workers: Collection[OneWorker], consumers: Iterable[tuple[int, ...]], room: float
+    workers: Collection[WorkerShare], consumers: Iterable[tuple[int, ...]], room: float
 ) -> Load:
     busy = sum(one.working for one in workers)
     no_split = sum(one.no_split for one in workers)

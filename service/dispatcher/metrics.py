@@ -214,7 +214,7 @@ class DispatcherMetrics:
         yield from self.counts.splits.measured(SPLITS)
         yield from self.counts.bundles.measured(BUNDLES)
         if dispatcher is not None:
-            yield STRANGERS(len(dispatcher.history.strangers()))
+            yield STRANGERS(len(dispatcher.history.refused_peers()))
             yield from _totals(state)
             yield from _jobs(dispatcher)
             yield from _wanted(dispatcher.loads)
@@ -270,10 +270,10 @@ def _jobs(dispatcher: Dispatcher) -> Iterator[Measured | None]:
             yield JOB(1, job.job_id, job.user_name, job.dataset_id, sharding)
             yield JOB_CONSUMERS(its_consumers, job.job_id)
             yield JOB_TASKS(its_tasks, job.job_id)
-            told = dispatcher.told(job.job_id)
+            observations = dispatcher.observations(job.job_id)
             its = [state.iterations[i] for i in job.iterations.values() if i in state.iterations]
-            yield JOB_STATE(1, job.job_id, job_state(job, its, told))
-            yield JOB_ERRORS(len(told.errors), job.job_id)
+            yield JOB_STATE(1, job.job_id, job_state(job, its, observations))
+            yield JOB_ERRORS(len(observations.errors), job.job_id)
         else:
             consumers += its_consumers
             tasks += its_tasks

@@ -163,7 +163,7 @@ class Permissions:
         except PermissionDenied as error:
             self._admission.denials.add(method, "forbidden")
             caller = current_caller(self._admission)
-            self._admission.complaints.warn("refused: %s", error, kind=f"{method} {caller}")
+            self._admission.rate_limited_log.warn("refused: %s", error, kind=f"{method} {caller}")
             raise
 
     def _check(self, method: str, request: Any, state: State) -> None:

@@ -22,13 +22,13 @@ from ..http.opening import open_http
 from ..pipelines.definitions import check_op_libraries
 from .candidate import Candidate, place_of
 from .dashboard_source import DashboardSource
-from .forebay_face import ForebayFace
+from .dispatcher_servicer import DispatcherServicer
 from .journal_reader import JournalProcess
 from .listener import ServedPort, StandbyHandler
 from .metrics import DispatcherMetrics
 from .options import DispatcherOptions
 from .permissions import METHODS, Permissions
-from .tensorflow_face import TensorFlowFace
+from .tf_data_dispatcher_servicer import TfDataDispatcherServicer
 
 if TYPE_CHECKING:
     from ..http.server import HttpServer
@@ -171,11 +171,11 @@ async def _lead(
         ready()
     while True:
         dispatcher = await candidate.take_over()
-        tensorflow = TensorFlowFace(dispatcher)
+        tensorflow = TfDataDispatcherServicer(dispatcher)
         try:
-            own = ForebayFace(dispatcher, admission, permissions).handlers()
-            faces = [own, tensorflow.handlers() if serves_tf else tensorflow.refusing()]
-            await listener.open(faces, standby=False)
+            own = DispatcherServicer(dispatcher, admission, permissions).handlers()
+            services = [own, tensorflow.handlers() if serves_tf else tensorflow.refusing()]
+            await listener.open(services, standby=False)
             if metrics is not None:
                 metrics.lead(dispatcher)
             if not candidate.standby:

@@ -80,7 +80,7 @@ WAIT = "trainers wait"
 LASTS = ", if this lasts"
 
 
-class Held:
+class WindowedMaximum:
     """The largest number that was wanted lately."""
 
     def __init__(self, hold_s: float) -> None:
@@ -110,7 +110,7 @@ class Judge:
     """Judges the loads of one job, in the order of their times."""
 
     def __init__(self, hold_s: float) -> None:
-        self._held = Held(hold_s)
+        self._maximum = WindowedMaximum(hold_s)
         self._before: tuple[Load, float] | None = None  # what growth is compared with, and when
         self._speed: tuple[float, float] | None = None  # of a busy worker, and when it was busy
         self._enough = 0, 0.0  # workers for whom no trainer waited, and when
@@ -119,11 +119,11 @@ class Judge:
 
     def judge(self, load: Load, now_s: float) -> Wanted:
         """How many workers are wanted: the most of what the last `hold_s` said."""
-        return self._held.hold(self._now(load, now_s), now_s)
+        return self._maximum.hold(self._now(load, now_s), now_s)
 
     def hold(self, wanted: Wanted, now_s: float) -> Wanted:
         """The most of it and what was wanted within `hold_s`."""
-        return self._held.hold(wanted, now_s)
+        return self._maximum.hold(wanted, now_s)
 
     def _now(self, load: Load, now_s: float) -> Wanted:
         n = load.workers

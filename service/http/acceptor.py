@@ -13,9 +13,9 @@ import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from ..complaints import Complaints
 from ..connections.credentials import Credentials
 from ..connections.tls_socket import explain, kind_of
+from ..rate_limited_log import RateLimitedLog
 
 MOST = 256
 """Open connections. Each may cost 100 KB, most of it for TLS, and two descriptors until its
@@ -53,13 +53,13 @@ class Acceptor:
         self,
         serve: Callable[[], asyncio.Protocol],
         credentials: Credentials | None,
-        complaints: Complaints,
+        rate_limited_log: RateLimitedLog,
     ) -> None:
         """`serve` makes the protocol of a connection."""
         self._serve = serve
         self._credentials = credentials
         self._context = None if credentials is None else credentials.http_context()
-        self._complaints = complaints
+        self._rate_limited_log = rate_limited_log
         self._open: dict[int, _Accepted] = {}  # by file descriptor
         self._listeners: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -108,7 +108,7 @@ class Acceptor:
             try:
                 sock, address = await loop.sock_accept(listener)
             except OSError as error:  # such as no more file descriptors
-                self._complaints.warn("cannot accept a connection: %s", error)
+                self._rate_limited_log.warn("cannot accept a connection: %s", error)
                 await asyncio.sleep(_TICK_S)
                 continue
             self._forget_closed()
@@ -116,7 +116,7 @@ class Acceptor:
             of_host = sum(other.host == host for other in self._open.values())
             if of_host >= MOST_OF_ADDRESS or len(self._open) >= MOST:
                 sock.close()
-                self._complaints.warn(
+                self._rate_limited_log.warn(
                     "closed a connection of %s: of %d open ones, of which %d may be of one "
                     "address, it has %d, and all together %d", host, MOST, MOST_OF_ADDRESS,
                     of_host, len(self._open),
@@ -143,7 +143,7 @@ class Acceptor:
             if self._credentials is not None and isinstance(error, ssl.SSLError):
                 why = explain(error, connection.host, self._credentials, is_server=True)
                 kind = kind_of(error)
-            self._complaints.warn(
+            self._rate_limited_log.warn(
                 "cannot serve a connection of %s: %s", connection.host, why, kind=kind
             )
 
@@ -156,7 +156,7 @@ class Acceptor:
             for connection in self._open.values():
                 if connection.transport is not None and now > connection.deadline:
                     connection.transport.abort()
-                    self._complaints.warn(
+                    self._rate_limited_log.warn(
                         "cut a connection of %s: it sent no whole request for too long",
                         connection.host,
                     )

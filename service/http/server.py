@@ -26,10 +26,10 @@ from aiohttp.http_exceptions import BadHttpMethod
 
 from ...storage.thread_pool import in_a_thread
 from ..address_forms import in_brackets
-from ..complaints import Complaints
 from ..connections.admission import Admission, Identity, of_certificate
 from ..connections.credentials import Credentials, is_loopback
 from ..errors import AddressInUse, PermissionDenied, Unauthenticated
+from ..rate_limited_log import RateLimitedLog
 from .acceptor import HEAD_S, KEEPALIVE_S, Acceptor
 from .exposition import encode
 from .families import Measured
@@ -71,9 +71,9 @@ class HealthAndMetrics(Protocol):
 class _BadRequests(logging.LoggerAdapter[logging.Logger]):
     """aiohttp's log, with a line for a request that is not HTTP, where aiohttp has a traceback."""
 
-    def __init__(self, logger: logging.Logger, complaints: Complaints) -> None:
+    def __init__(self, logger: logging.Logger, rate_limited_log: RateLimitedLog) -> None:
         super().__init__(logger)
-        self._complaints = complaints
+        self._rate_limited_log = rate_limited_log
 
     def exception(self, msg: object, *args: object, exc_info: Any = True, **how: Any) -> None:
         if isinstance(exc_info, HttpProcessingError):
@@ -90,7 +90,7 @@ class _BadRequests(logging.LoggerAdapter[logging.Logger]):
 
     def _complain(self, error: HttpProcessingError, *args: object) -> None:
         said, host = " ".join(error.message.split())[:200], args[-1] if args else "somebody"
-        self._complaints.warn("a request of %s is not HTTP: %s", host, ascii(said))
+        self._rate_limited_log.warn("a request of %s is not HTTP: %s", host, ascii(said))
 
 
 MAX_BODY_BYTES = 64 << 10
@@ -115,7 +115,7 @@ class HttpServer:
         self.app.router.add_get("/healthz", self._state(observed.unhealthy))
         self.app.router.add_get("/readyz", self._state(observed.unready))
         self.app.router.add_get("/metrics", self.admitted(self._metrics))
-        self.complaints = Complaints(log)
+        self.rate_limited_log = RateLimitedLog(log)
         self._acceptor: Acceptor | None = None
         self._runner = web.AppRunner(
             self.app,
@@ -123,7 +123,7 @@ class HttpServer:
             keepalive_timeout=KEEPALIVE_S,
             shutdown_timeout=STOP_S,
             lingering_time=0,  # bodies are read whole, or not
-            logger=_BadRequests(log, self.complaints),
+            logger=_BadRequests(log, self.rate_limited_log),
         )
         self.address = ""
         self._is_loopback = False
@@ -133,7 +133,7 @@ class HttpServer:
         await self._runner.setup()
         assert self._runner.server is not None
         self._is_loopback = is_loopback(host) and self._credentials is None
-        self._acceptor = Acceptor(self._runner.server, self._credentials, self.complaints)
+        self._acceptor = Acceptor(self._runner.server, self._credentials, self.rate_limited_log)
         try:
             found = await self._acceptor.start(host.strip("[]"), port)
         except OSError as error:
@@ -171,7 +171,7 @@ class HttpServer:
                 await request.read()
         except (ConnectionError, TimeoutError, web.RequestPayloadError) as error:
             why = str(error) or f"it did not arrive within {HEAD_S:.0f} s"
-            self.complaints.warn("a request of %s was cut off: %s", request.remote, why)
+            self.rate_limited_log.warn("a request of %s was cut off: %s", request.remote, why)
             return web.Response(status=408, headers={"Connection": "close"})
         self.stays(request)
         return await handler(request)
@@ -188,10 +188,10 @@ class HttpServer:
                 self.admit(request)
             except Unauthenticated as error:
                 if refused is refused_as_text:  # a browser may sign in
-                    self.complaints.warn("refused a request of %s: %s", request.remote, error)
+                    self.rate_limited_log.warn("refused a request of %s: %s", request.remote, error)
                 return refused(request, 401, error)
             except PermissionDenied as error:
-                self.complaints.warn("refused a request of %s: %s", request.remote, error)
+                self.rate_limited_log.warn("refused a request of %s: %s", request.remote, error)
                 return refused(request, 403, error)
             return await handler(request)
 

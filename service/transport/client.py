@@ -23,7 +23,7 @@ from ..blocks import Block
 from ..connections.credentials import token_to_send
 from ..connections.protocols import TCP, UNIX
 from ..connections.tls_socket import TlsError
-from ..delivery import ANY, End, EndPending, Order
+from ..delivery import ANY, End, EndPending, ReadRequest
 from ..errors import ForebayError, ProtocolError, Unauthenticated
 from ..proto import transfer_pb2 as pb
 from ..shared import MapMemory
@@ -122,9 +122,9 @@ class BlockClient(WorkerClient):
         self._goodbye: pb.ToWorker | None = None  # once `hand_back` was called
         self._goodbye_heard = False  # whether the worker has answered it
 
-    def read(self, task_id: int, order: Order = ANY, subscription: int = 0) -> None:
+    def read(self, task_id: int, request: ReadRequest = ANY, subscription: int = 0) -> None:
         with self._outbox as outbox:
-            outbox.add(self._receiving.read((task_id, subscription), order))
+            outbox.add(self._receiving.read((task_id, subscription), request))
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from ..block_limits import cost
 from ..blocks import Block
-from ..delivery import ANY, End, EndPending, Order
+from ..delivery import ANY, End, EndPending, ReadRequest
 from ..proto import transfer_pb2 as pb
 from .budget import Share
 from .messages import Key
@@ -71,14 +71,14 @@ class LocalClient(WorkerClient):
         self._give(self._credit_bytes)
         super().start()
 
-    def read(self, task_id: int, order: Order = ANY, subscription: int = 0) -> None:
+    def read(self, task_id: int, request: ReadRequest = ANY, subscription: int = 0) -> None:
         key = task_id, subscription
         self._subscribed.add(key)
         with self._moving:
             self._positions[key] = pb.Position(task_id=task_id, subscription=subscription)
         if self._traceparent:
             self._worker.trace(self._connection, self._traceparent, task_id)
-        self._worker.read(self._connection, task_id, 0, order, subscription)
+        self._worker.read(self._connection, task_id, 0, request, subscription)
 
     def trace(self, traceparent: str) -> None:
         self._traceparent = traceparent

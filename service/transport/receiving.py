@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ..block_limits import cost
 from ..blocks import Block
-from ..delivery import AnyBlock, End, EndPending, Order, TaskUnknown, orders
+from ..delivery import AnyBlock, End, EndPending, ReadRequest, TaskUnknown, read_requests
 from ..errors import ProtocolError
 from ..proto import transfer_pb2 as pb
 from .budget import Share
@@ -23,8 +23,8 @@ _UNREPORTED_BYTES = 16 << 20  # the worker retains blocks until we acknowledge t
 class Incoming:
     """A subscription, and how far it has come."""
 
-    def __init__(self, order: Order) -> None:
-        self.order = order  # of the blocks still to come
+    def __init__(self, request: ReadRequest) -> None:
+        self.request = request  # of the blocks still to come
         self.received = 0  # blocks
         self.taken = 0  # of these
         self.held = 0  # elements received and not taken
@@ -33,7 +33,7 @@ class Incoming:
 
     @property
     def hands_back(self) -> bool:
-        return isinstance(self.order, AnyBlock) and self.order.hands_back
+        return isinstance(self.request, AnyBlock) and self.request.hands_back
 
 
 class Receiving:
@@ -53,9 +53,9 @@ class Receiving:
         self._granted = 0  # credit that the worker has not used
         self._unreported = 0  # bytes received since the last Credit
 
-    def read(self, key: Key, order: Order) -> pb.ToWorker:
+    def read(self, key: Key, request: ReadRequest) -> pb.ToWorker:
         """Add a subscription; return the message for the worker."""
-        incoming = self.incoming[key] = Incoming(order)
+        incoming = self.incoming[key] = Incoming(request)
         return _read(key, incoming)
 
     def resume(self) -> Iterator[pb.ToWorker]:
@@ -93,7 +93,7 @@ class Receiving:
                 f"{peer} sent block {number} of task {task_id} after {incoming.received}"
             )
         try:
-            incoming.order = incoming.order.after(block)
+            incoming.request = incoming.request.after(block)
         except ValueError as error:
             raise ProtocolError(f"{peer} sent block {number} of task {task_id}: {error}") from None
         incoming.received = number
@@ -177,4 +177,4 @@ def _position(key: Key, incoming: Incoming) -> pb.Position:
 def _read(key: Key, incoming: Incoming) -> pb.ToWorker:
     task_id, subscription = key
     read = pb.Read(task_id=task_id, subscription=subscription, received=incoming.received)
-    return pb.ToWorker(read=orders.encode(incoming.order, read))
+    return pb.ToWorker(read=read_requests.encode(incoming.request, read))

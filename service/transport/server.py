@@ -20,14 +20,14 @@ from functools import partial
 
 from google.protobuf.message import DecodeError
 
-from ..complaints import Complaints
 from ..connections.admission import Admission, Identity
 from ..connections.credentials import Credentials
 from ..connections.data_keys import KnownKeys, UnfitCredential
 from ..connections.tls_socket import ClosedEarly, PlainPeer, TlsError, TlsSocket
-from ..delivery import orders
+from ..delivery import read_requests
 from ..errors import AddressInUse, ProtocolError, Unauthenticated
 from ..proto import transfer_pb2 as pb
+from ..rate_limited_log import RateLimitedLog
 from ..shared import Lender
 from . import frames, local
 from .compression import Packer
@@ -100,7 +100,7 @@ class BlockServer:
         self._keys = keys
         self._checksums = checksums
         self.sessions = Sessions(linger_s, max_away_bytes)
-        self._complaints = Complaints(_log)
+        self._rate_limited_log = RateLimitedLog(_log)
         self._handlers: set[_Handler] = set()
         self._lock = threading.Lock()  # of _handlers
         self._stopping = threading.Event()
@@ -166,7 +166,7 @@ class BlockServer:
         except BlockingIOError:  # the connection is gone again
             return
         except OSError as error:  # such as no more file descriptors
-            self._complaints.warn("cannot accept a consumer's connection: %s", error)
+            self._rate_limited_log.warn("cannot accept a consumer's connection: %s", error)
             self._stopping.wait(_TICK_S)
             return
         sock.setblocking(True)
@@ -187,14 +187,14 @@ class BlockServer:
         peer = f"consumer at {address[0]}:{address[1]}" if address else "consumer on this host"
         with self._lock:
             if address is not None and self._strangers(address[0]) >= MAX_STRANGERS:
-                self._complaints.warn(
+                self._rate_limited_log.warn(
                     "closed a connection of the %s: %d others of that address have not said who "
                     "they are yet", peer, MAX_STRANGERS,
                 )  # fmt: skip
                 sock.close()
                 return
             if len(self._handlers) >= MAX_CONNECTIONS or self._stopping.is_set():
-                self._complaints.warn(
+                self._rate_limited_log.warn(
                     "closed a connection of the %s: the worker stops, or has %d already",
                     peer, MAX_CONNECTIONS,
                 )  # fmt: skip
@@ -204,7 +204,7 @@ class BlockServer:
             try:
                 handler.receiver.start()  # before stop() looks for it
             except RuntimeError as error:  # no more threads: the consumer may retry
-                self._complaints.warn("closed a connection of the %s: %s", peer, error)
+                self._rate_limited_log.warn("closed a connection of the %s: %s", peer, error)
                 handler.socket.close()
                 return
             self._handlers.add(handler)
@@ -314,11 +314,13 @@ class _Handler:
             elif self.is_known:
                 _log.info("the connection of %s ended: %s", self._peer, error)
             else:  # such as of those that only look whether the port is open
-                self._server._complaints.warn(
+                self._server._rate_limited_log.warn(
                     "a connection of the %s ended: %s", self._peer, error, level=logging.INFO
                 )
         except ProtocolError as error:
-            self._server._complaints.warn("closed the connection of %s: %s", self._peer, error)
+            self._server._rate_limited_log.warn(
+                "closed the connection of %s: %s", self._peer, error
+            )
         finally:
             if self._lender is not None:
                 self._lender.close()  # at once: reference cycles would keep its memory for a while
@@ -328,7 +330,7 @@ class _Handler:
             self._server._remove(self)
 
     def _complain(self, error: TlsError) -> None:
-        self._server._complaints.warn("refused a connection: %s", error, kind=error.kind)
+        self._server._rate_limited_log.warn("refused a connection: %s", error, kind=error.kind)
 
     def _admitted(self) -> Connection:
         """The connection of a consumer that says who it is in time."""
@@ -398,10 +400,10 @@ class _Handler:
             match message.WhichOneof("message"):
                 case "read":
                     read = message.read
-                    order = orders.decode(read)
+                    request = read_requests.decode(read)
                     cut = read.cut if read.HasField("cut") else None
                     self._sessions.read(
-                        connection, read.task_id, read.received, order, read.subscription, cut
+                        connection, read.task_id, read.received, request, read.subscription, cut
                     )
                 case "credit":
                     credit = message.credit

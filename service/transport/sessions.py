@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from ..blocks import copy_picked
-from ..delivery import ANY, End, Order, Subscription, TaskOutput, TaskUnknown
+from ..delivery import ANY, End, ReadRequest, Subscription, TaskOutput, TaskUnknown
 from ..errors import ProtocolError
 from ..proto import transfer_pb2 as pb
 from .messages import Key
@@ -168,15 +168,15 @@ class Sessions:
         connection: Connection,
         task_id: int,
         received: int,
-        order: Order = ANY,
+        request: ReadRequest = ANY,
         subscription: int = 0,
         cut: pb.CutBlock | None = None,
     ) -> None:
         """Start or resume reading a task on this connection.
 
         The consumer has received `received` blocks, and the part of the next one that `cut`
-        describes. `order` describes the blocks that follow; it is ignored if the session still has
-        the buffer. `subscription` distinguishes several subscriptions of one task.
+        describes. `request` describes the blocks that follow; it is ignored if the session still
+        has the buffer. `subscription` distinguishes several subscriptions of one task.
         """
         key = task_id, subscription
         output = None
@@ -200,7 +200,7 @@ class Sessions:
                 if output is None:
                     opened: Subscription | End = TaskUnknown()
                 else:
-                    opened = output.open(order, notify=False)
+                    opened = output.open(request, notify=False)
                     self.idle.wake_readers(output)  # `open` may have ended their subscriptions
                 if not isinstance(opened, Subscription):
                     if len(connection.outbox) >= MAX_WAITING_REPLIES:

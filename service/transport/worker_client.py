@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 
 from ..blocks import Block
-from ..delivery import ANY, End, EndPending, Order, TaskFailed
+from ..delivery import ANY, End, EndPending, ReadRequest, TaskFailed
 from .messages import Key
 
 
@@ -37,8 +37,8 @@ class WorkerClient(ABC):
         self._thread.start()
 
     @abstractmethod
-    def read(self, task_id: int, order: Order = ANY, subscription: int = 0) -> None:
-        """Deliver the task's blocks. `order` must be of the kind that the task's policy serves.
+    def read(self, task_id: int, request: ReadRequest = ANY, subscription: int = 0) -> None:
+        """Deliver the task's blocks. `request` must be of the kind that the task's policy serves.
 
         If a task has several subscriptions, each needs a unique number above 0.
         """

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ..delivery import TaskOutput
-from ..delivery.takes import Takes
+from ..delivery.in_flight import InFlightElements
 from ..pipelines import Run, SplitRange
 from ..proto import forebay_pb2 as pb
 
@@ -40,10 +40,10 @@ class LeaseReports:
     def __init__(self, output: TaskOutput | None = None) -> None:
         """Without an output whose takes are counted, leases are only reported as begun."""
         self._output = output
-        takes = None if output is None else output.takes
-        self._are_counted, self._takes = takes is not None, takes or Takes()
+        in_flight = None if output is None else output.in_flight
+        self._are_counted, self._in_flight = in_flight is not None, in_flight or InFlightElements()
         if not self._are_counted:
-            self._takes.bound = 1 << 62
+            self._in_flight.bound = 1 << 62
         self._changed = threading.Condition() if output is None else output.changed
         self._run: Run | None = None
         self._open: dict[int, _OpenLease] = {}  # by id
@@ -61,7 +61,7 @@ class LeaseReports:
     def begin_run(self, run: Run) -> None:
         with self._changed:
             self._run, self._given, self._made = run, 0, 0
-            self._put_before = self._takes.put
+            self._put_before = self._in_flight.put
 
     def end_run(self) -> None:
         """Keep nothing of it, as it is freed."""
@@ -71,7 +71,7 @@ class LeaseReports:
         """The pipeline will be given these splits."""
         if self.are_exact:
             with self._changed:
-                self._open[lease_id] = _OpenLease(count, self._takes.put)
+                self._open[lease_id] = _OpenLease(count, self._in_flight.put)
 
     def replace(self, lease_id: int, kept_id: int, unstarted: int) -> None:
         """Its unstarted splits were returned. The others are leased as `kept_id`, or, if that is 0,
@@ -99,21 +99,21 @@ class LeaseReports:
     def _end_splits(self, lease: _OpenLease, count: int) -> None:
         lease.unmade -= count
         if not lease.unmade:
-            lease.stop = self._takes.put
+            lease.stop = self._in_flight.put
 
     def add_to(self, request: pb.LeaseSplitsRequest) -> None:
         """Report what is new with this request."""
-        takes = self._takes
+        in_flight = self._in_flight
         with self._changed:
             request.MergeFrom(self._unsent)
             self._unsent.Clear()
             for lease_id, lease in list(self._open.items()):
-                if lease.unmade or not takes.are_settled(lease.first, lease.stop):
+                if lease.unmade or not in_flight.are_settled(lease.first, lease.stop):
                     continue
-                is_lost = takes.any_dropped(lease.first, lease.stop)
+                is_lost = in_flight.any_dropped(lease.first, lease.stop)
                 (request.lost if is_lost else request.taken).append(lease_id)
                 del self._open[lease_id]
-            request.dropped, self._reported = takes.dropped - self._reported, takes.dropped
+            request.dropped, self._reported = in_flight.dropped - self._reported, in_flight.dropped
 
     def restore(self, request: pb.LeaseSplitsRequest) -> None:
         """This report did not arrive, as far as is known: the next one says the same."""
@@ -134,34 +134,34 @@ class LeaseReports:
 
     def most_splits(self) -> int:
         """How many splits it is worth to lease now, before trainers take more."""
-        takes = self._takes
+        in_flight = self._in_flight
         with self._changed:
-            room = takes.bound - self._ahead()
-            worth = int(room / self._per_split()) if room > takes.bound / ROOM else 0
-            return max(self._lacking(1, takes.bound * (1 - 1 / ROOM)), worth)
+            room = in_flight.bound - self._ahead()
+            worth = int(room / self._per_split()) if room > in_flight.bound / ROOM else 0
+            return max(self._lacking(1, in_flight.bound * (1 - 1 / ROOM)), worth)
 
     def lacking(self) -> int:
         """How many splits the pipeline lacks to make anything, if it may."""
         with self._changed:
-            return self._lacking(1, self._takes.bound * (1 - 1 / ROOM))
+            return self._lacking(1, self._in_flight.bound * (1 - 1 / ROOM))
 
     def wait(self, processes: int, *, leased: bool = False) -> bool:
         """Wait until the pipeline may have further splits, or for LOOK_S; whether it may. It waits
         until a lease is worth a message, unless the splits are `leased`."""
-        takes = self._takes
+        in_flight = self._in_flight
         with self._changed:
-            put, since_s = takes.put, time.monotonic()
+            put, since_s = in_flight.put, time.monotonic()
             self._give_up_s = since_s + LOOK_S
-            while self._ahead() >= (most := takes.bound * (1 if leased else 1 - 1 / ROOM)):
+            while self._ahead() >= (most := in_flight.bound * (1 if leased else 1 - 1 / ROOM)):
                 if self._lacking(processes, most):
                     return True
                 now_s = time.monotonic()
                 # Trainers in lockstep may hold all that was made, and wait for one that has none.
                 idle = not self._is_anything_left_to_give()
-                if not idle or takes.put != put:
-                    put, since_s = takes.put, now_s
+                if not idle or in_flight.put != put:
+                    put, since_s = in_flight.put, now_s
                 elif now_s >= since_s + STARVED_S:
-                    takes.grow()
+                    in_flight.grow()
                     return True
                 if now_s >= self._give_up_s:
                     return False
@@ -186,16 +186,16 @@ class LeaseReports:
 
     def _untaken(self) -> int:
         """Elements that were made, and that trainers have not taken."""
-        return self._takes.untaken + (0 if self._run is None else self._run.waiting)
+        return self._in_flight.untaken + (0 if self._run is None else self._run.waiting)
 
     def _per_split(self) -> float:
         """How many elements a split has, as far as is known."""
         splits = self._made if self.are_exact else self._given
-        return max((self._takes.put - self._put_before) / splits, 1e-3) if splits else 1.0
+        return max((self._in_flight.put - self._put_before) / splits, 1e-3) if splits else 1.0
 
     def _ahead(self) -> float:
         """How many elements trainers have not taken of the splits given so far, or about that."""
         made = self._untaken()
         if not self.are_exact:
             return made
-        return max(made, self._takes.untaken + (self._given - self._made) * self._per_split())
+        return max(made, self._in_flight.untaken + (self._given - self._made) * self._per_split())

@@ -10,8 +10,8 @@ from ..connections.dispatcher_client import DispatcherClient
 from ..errors import ForebayError
 from ..proto import forebay_pb2 as pb
 from ..transport.sessions import Sessions
-from .element_face import ElementFace
 from .observer import Observer
+from .tf_data_worker_servicer import TfDataWorkerServicer
 
 log = logging.getLogger(__name__)
 
@@ -20,26 +20,26 @@ GONE_CHECK_S = 0.5
 
 
 class TaskConsumers:
-    """The consumers of a worker's blocks, and the stock clients of its ElementFace."""
+    """The consumers of a worker's blocks, and the stock clients of its TfDataWorkerServicer."""
 
     def __init__(
         self,
         sessions: Sessions,
-        face: ElementFace,
+        servicer: TfDataWorkerServicer,
         dispatcher: DispatcherClient,
         observer: Observer,
     ) -> None:
         self._sessions = sessions
-        self._face = face
+        self._servicer = servicer
         self._dispatcher = dispatcher
         self._observer = observer
 
     def is_read(self, task_id: int) -> bool:
-        return task_id in self._sessions.read_tasks() or self._face.is_read(task_id)
+        return task_id in self._sessions.read_tasks() or self._servicer.is_read(task_id)
 
     def read_tasks(self) -> set[int]:
         """The tasks for which `is_read` is true."""
-        return self._sessions.read_tasks() | self._face.read_tasks()
+        return self._sessions.read_tasks() | self._servicer.read_tasks()
 
     def wait(self, done: Callable[[float], bool], give_up_s: float) -> None:
         """Call `done(within_s)` until it is true, and meanwhile forget consumers that are gone."""
@@ -51,7 +51,7 @@ class TaskConsumers:
     def forget_left(self) -> None:
         """Forget consumers that the dispatcher has given up, and tasks that no stock client reads
         any more: those don't tell the worker when they leave."""
-        self._forget_gone(left=True, task_ids=self._face.read_tasks())
+        self._forget_gone(left=True, task_ids=self._servicer.read_tasks())
 
     def _forget_gone(self, *, left: bool = False, task_ids: Iterable[int] = ()) -> None:
         """Over TCP a killed process looks like a network cut. A consumer counts as gone if it has
@@ -68,6 +68,6 @@ class TaskConsumers:
         except ForebayError as error:
             log.info("could not ask the dispatcher which consumers are gone: %s", error)
             return
-        self._face.forget(found.unread_task_ids)
+        self._servicer.forget(found.unread_task_ids)
         if lacking := self._sessions.forget_gone(found.gone):
             self._observer.consumers_forgotten(list(found.gone), lacking)

@@ -379,10 +379,10 @@ class TaskRunner(WorkerTask):
             self.drain(self._drain_by_s)
         elif self.is_being_parked():
             self.pipeline.pause()
-        takes = self.output.takes
+        in_flight = self.output.in_flight
         for block in run.blocks():
-            if takes is not None:
-                run.most = max(1, takes.bound // 4)
+            if in_flight is not None:
+                run.most = max(1, in_flight.bound // 4)
             try:
                 self.output.put(block)
                 self.pipeline.spans.end(block.count)

@@ -33,7 +33,7 @@ from ..connections.data_keys import KnownKeys
 from ..connections.dispatcher_client import DispatcherClient
 from ..connections.grpc_server import advertised_address, bind, interceptors, server_options
 from ..connections.protocols import GRPC, SERVED, TCP
-from ..connections.relay import grpc_is_used
+from ..connections.relay import mark_grpc_used
 from ..delivery import (
     BundlesOutput,
     CachedOutput,
@@ -54,7 +54,6 @@ from ..transport import MAX_AWAY_BYTES, BlockServer
 from . import not_a_dispatcher
 from .bundle_reports import BundleReports
 from .bundle_tasks import BundleTask
-from .element_face import ElementFace
 from .host import HostWatch
 from .idle import IdleTasks
 from .metrics import Condition, WorkerMetrics
@@ -67,6 +66,7 @@ from .task_consumers import TaskConsumers
 from .task_pipeline import Datasets, Pipelines
 from .task_states import JournalSeen, Listed, StopAsked
 from .tasks import DeliveryCounter, TaskDependencies, TaskRunner, WorkerTask
+from .tf_data_worker_servicer import TfDataWorkerServicer
 
 if TYPE_CHECKING:
     from ..http.server import HttpThread
@@ -133,9 +133,9 @@ class Worker:
             self._dispatcher, threading.Semaphore(STARTING), self._pipelines, self._observer,
             self.tasks.report, Datasets(self._dispatcher), self._errors,
         )  # fmt: skip
-        self._face = ElementFace(self.tasks.runner_of)
+        self._servicer = TfDataWorkerServicer(self.tasks.runner_of)
         self.consumers = TaskConsumers(
-            self._blocks.sessions, self._face, self._dispatcher, self._observer
+            self._blocks.sessions, self._servicer, self._dispatcher, self._observer
         )
         self.idle = IdleTasks(
             self.tasks.unfinished, self.consumers.read_tasks, self.consumers.forget_left,
@@ -151,13 +151,13 @@ class Worker:
         self.address = ""
         self._heard_s: float | None = None  # when the dispatcher last answered a heartbeat
         self._http: HttpThread | None = None
-        grpc_is_used()
+        mark_grpc_used()
         self._admission = None if own is None else Admission(own, [tunnel.METHOD])
         self._grpc_threads = ThreadPool(GRPC_THREADS + tunnel.MAX_TUNNELS, "forebay-worker-grpc")
         self._grpc = grpc.server(
             self._grpc_threads,  # type: ignore[arg-type] # any Executor does
             handlers=[
-                self._face.handlers(serves=serves_tensorflow(options, own)),
+                self._servicer.handlers(serves=serves_tensorflow(options, own)),
                 tunnel.handlers(self._blocks.serve, self._admission),
                 *not_a_dispatcher.handlers(options.dispatcher),
             ],

@@ -19,8 +19,8 @@ from psycopg import errors as pg
 from psycopg.abc import PQGen
 from psycopg.waiting import Ready
 
-from ..errors import REPAIR, Away, Corrupt, StorageUnusable
-from ..server_log import Absent
+from ..errors import REPAIR, Corrupt, StorageUnavailable, StorageUnusable
+from ..server_log import JournalPartMissing
 from .address import PostgresAddress
 
 CONNECT_TIMEOUT_S = 2  # unless the URL has connect_timeout; libpq's least
@@ -44,7 +44,7 @@ SLOWEST_BYTES_S = 5e6  # at which a server may store a large value
 _TICK_S = 0.1  # how often a waiting call looks at the clock
 
 # What a server says while it refuses to connect. There is no error code then, and other languages
-# than English make it Away, whose message quotes the server.
+# than English make it StorageUnavailable, whose message quotes the server.
 _REFUSALS = {
     r"password authentication failed|no password supplied|authentication failed": (
         "give the right user and password in the URL, PGPASSWORD or PGPASSFILE"
@@ -134,7 +134,7 @@ class PostgresClient:
     def run(self, statement: str, **values: Any) -> list[Row]:
         """Run one statement; return its rows. {s} in it is the schema, %(name)s a value.
 
-        Raises StorageUnusable, including Away and Absent, and Corrupt.
+        Raises StorageUnusable, including StorageUnavailable and JournalPartMissing, and Corrupt.
         """
         size = sum(len(value) for value in values.values() if isinstance(value, bytes))
         with self._connection(more_s=size / SLOWEST_BYTES_S) as connection:
@@ -189,16 +189,16 @@ class PostgresClient:
             case pg.InsufficientPrivilege():
                 return StorageUnusable(f"{url}: {said}; {_GRANT}")
             case pg.ReadOnlySqlTransaction():
-                return Away(
+                return StorageUnavailable(
                     f"{url}: it is read-only; name the primary, or set "
                     "default_transaction_read_only to off"
                 )
             case pg.DiskFull():
-                return Away(f"{url}: its disk is full ({said}); make room")
+                return StorageUnavailable(f"{url}: its disk is full ({said}); make room")
             case pg.TooManyConnections():
-                return Away(f"{url}: {_FULL}")
+                return StorageUnavailable(f"{url}: {_FULL}")
             case pg.UndefinedTable() | pg.InvalidSchemaName():
-                return Absent(f"{url}: {said}; restore it from a backup, {REPAIR}")
+                return JournalPartMissing(f"{url}: {said}; restore it from a backup, {REPAIR}")
             case pg.UndefinedColumn() | pg.DatatypeMismatch() | pg.WrongObjectType():
                 return StorageUnusable(
                     f"{url}: {said}: the tables of schema {self.address.prefix!r} are no "
@@ -207,19 +207,21 @@ class PostgresClient:
             case pg.DataCorrupted() | pg.IndexCorrupted():
                 return Corrupt(f"{url}: {said}; restore the database from a backup")
         if state[:2] in ("08", "40", "53", "55", "57", "58"):  # may pass by itself
-            return Away(f"{url}: {said}")
+            return StorageUnavailable(f"{url}: {said}")
         if isinstance(error, psycopg.OperationalError) and not state:
             for words, remedy in _REFUSALS.items():
                 if re.search(words, said):
                     return StorageUnusable(f"{url}: {said}; {remedy}")
             if "session is read-only" in said:
-                return Away(
+                return StorageUnavailable(
                     f"{url}: {said}; start the primary, promote a standby, or set "
                     "default_transaction_read_only to off"
                 )
             if re.search("too many (clients|connections)|connection slots", said):
-                return Away(f"{url}: {_FULL}")
-            return Away(f"{url}: {said}; is PostgreSQL running, and reachable from here?")
+                return StorageUnavailable(f"{url}: {_FULL}")
+            return StorageUnavailable(
+                f"{url}: {said}; is PostgreSQL running, and reachable from here?"
+            )
         return StorageUnusable(f"{url}: PostgreSQL answers: {said}")
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import ACCEPT_LOSS, REPAIR, Corrupt
-from ..server_log import FORMAT, Absent, Meta, check_format
+from ..server_log import FORMAT, JournalPartMissing, Meta, check_format
 from .client import PostgresClient, Row
 from .statements import CONDEMN
 
@@ -62,7 +62,7 @@ def read(client: PostgresClient, statement: str, **values: Any) -> list[Row]:
     """
     try:
         return client.run(statement, **values)
-    except Absent:
+    except JournalPartMissing:
         found = existing_tables(client)
         missing = [name for name in TABLES if name not in found]
         if missing == [*TABLES]:

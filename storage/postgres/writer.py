@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..base import refuse_trim
-from ..server_log import Absent, Meta
+from ..server_log import JournalPartMissing, Meta
 from ..server_writer import Change, Seen, ServerWriter
 from .client import PostgresClient
 from .statements import CLOSE, PASSED, STATEMENTS
@@ -47,7 +47,7 @@ class PostgresWriter(ServerWriter):
     def _see(self, client: PostgresClient, last: int) -> Seen:
         try:
             rows = client.run(_SEEN, last=last)
-        except Absent:
+        except JournalPartMissing:
             rows = []
         meta = parse_meta(client, rows[0]) if rows else None
         if meta is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from redis.exceptions import RedisError
 
-from ..errors import Away, StorageUnusable
+from ..errors import StorageUnavailable, StorageUnusable
 from .client import RedisClient
 
 OLDEST = (6, 2)  # with XTRIM MINID and COPY
@@ -83,7 +83,7 @@ def _setting(client: RedisClient, name: str) -> str | None:
     """A setting's value; None if the user may not read it."""
     try:
         reply = client.run("CONFIG", "GET", name)
-    except Away:
+    except StorageUnavailable:
         raise
     except StorageUnusable:
         return None
@@ -125,4 +125,4 @@ def _replicas(client: RedisClient) -> int:
         except (RedisError, OSError):
             continue
         return int(state["num-slaves"])
-    raise Away(f"{client.address.url}: no Sentinel answers; do they run?")
+    raise StorageUnavailable(f"{client.address.url}: no Sentinel answers; do they run?")

@@ -20,7 +20,7 @@ from redis.connection import ConnectionPool, parse_url
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
-from ..errors import Away, StorageUnusable
+from ..errors import StorageUnavailable, StorageUnusable
 from .address import PARAMETERS, RedisAddress
 
 TIMEOUT_S = 5.0  # for one reply, unless the URL has socket_timeout
@@ -146,7 +146,7 @@ class RedisClient:
             self.sentinel.close()
 
     def run(self, *command: Any) -> Any:
-        """Run one command and return its reply. Raises StorageUnusable, including Away."""
+        """Run one command and return its reply. Raises StorageUnavailable, StorageUnusable."""
         with self.failures():
             return _first(self._exchange([command]))
 
@@ -165,7 +165,7 @@ class RedisClient:
         """Run a script and return its result.
 
         With `confirm`, also wait for the replicas and the disk sync that the address asks for.
-        On a timeout, Away is raised although the script was executed.
+        On a timeout, StorageUnavailable is raised although the script was executed.
         """
         arguments = (len(keys), *keys, *args)
         confirmations = self.confirmations if confirm else []
@@ -182,9 +182,11 @@ class RedisClient:
             _first([reply])
             if isinstance(reply, list):
                 if not reply[0]:
-                    raise Away(f"{self.address.url}: Redis has not synced its AOF in time")
+                    raise StorageUnavailable(
+                        f"{self.address.url}: Redis has not synced its AOF in time"
+                    )
             elif reply < self.address.wait_replicas:
-                raise Away(
+                raise StorageUnavailable(
                     f"{self.address.url}: {reply} replicas have confirmed in time, and "
                     f"wait_replicas={self.address.wait_replicas} are needed"
                 )
@@ -220,24 +222,24 @@ class RedisClient:
         if isinstance(error, redis_errors.NoPermissionError):
             return StorageUnusable(f"{url}: {error}; allow it in the user's ACL")
         if isinstance(error, redis_errors.ReadOnlyError):
-            return Away(f"{url}: {_PASSING['READONLY']}")
+            return StorageUnavailable(f"{url}: {_PASSING['READONLY']}")
         if isinstance(error, redis_errors.OutOfMemoryError):
-            return Away(f"{url}: {_PASSING['OOM']}")
+            return StorageUnavailable(f"{url}: {_PASSING['OOM']}")
         if isinstance(error, redis_errors.BusyLoadingError):
-            return Away(f"{url}: {_PASSING['LOADING']}")
+            return StorageUnavailable(f"{url}: {_PASSING['LOADING']}")
         if isinstance(error, redis_errors.MovedError | redis_errors.ClusterCrossSlotError):
             return StorageUnusable(f"{url} is a Redis Cluster; name a Redis that is none")
         if isinstance(error, MasterNotFoundError):
-            return Away(
+            return StorageUnavailable(
                 f"{url}: no Sentinel knows a primary that is up; do they run, and is the "
                 f"service called {self.address.service!r}?"
             )
         if isinstance(error, redis_errors.ConnectionError | redis_errors.TimeoutError | OSError):
             why = str(error).rstrip(".")
-            return Away(f"{url}: {why}; is Redis running, and reachable from here?")
+            return StorageUnavailable(f"{url}: {why}; is Redis running, and reachable from here?")
         passing = _PASSING_CODE.search(str(error))
         if passing:
-            return Away(f"{url}: {_PASSING[passing[1]]}")
+            return StorageUnavailable(f"{url}: {_PASSING[passing[1]]}")
         if str(error).startswith("WRONGTYPE"):
             return StorageUnusable(f"{url}: {self._wrong_type()}; or {_OWN_PREFIX}")
         return StorageUnusable(f"{url}: Redis answers: {error}")

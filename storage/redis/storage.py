@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from ..base import Holdings
-from ..errors import Away, Corrupt, Missing, StorageUnusable
+from ..errors import Corrupt, Missing, StorageUnavailable, StorageUnusable
 from ..server_log import Cut, Entry, JournalNames, Meta, check_newest
 from ..server_storage import ServerStorage
 from .address import parse_redis_url
@@ -74,7 +74,7 @@ class RedisStorage(ServerStorage):
     def _is_connected(self, token: str) -> bool:
         try:
             clients: bytes = self._watcher.run("CLIENT", "LIST")
-        except Away:
+        except StorageUnavailable:
             raise
         except StorageUnusable:  # this user may not ask
             return True

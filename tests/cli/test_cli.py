@@ -26,7 +26,7 @@ from forebay.service.cli.console import plain_console
 from forebay.service.cli.dataset import render as render_datasets
 from forebay.service.cli.status import render
 from forebay.service.client.datasets import DatasetInfo, list_datasets, remove_dataset
-from forebay.service.client.waiting import wait_for_workers
+from forebay.service.client.dispatcher_status import wait_for_workers
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from forebay.service.proto import forebay_pb2 as pb

@@ -11,9 +11,9 @@ import pytest
 
 from forebay.service.blocks import Block
 from forebay.service.client import heartbeats as clients_heartbeats
-from forebay.service.client import waits
+from forebay.service.client import wait_log
 from forebay.service.client.heartbeats import Heartbeats
-from forebay.service.client.waits import WaitLog
+from forebay.service.client.wait_log import WaitLog
 from forebay.service.delivery import EndOfTask
 from forebay.service.errors import Unavailable
 from forebay.service.proto import forebay_pb2 as pb
@@ -30,14 +30,14 @@ class TestWaiting:
     def test_the_warning_comes_soon_and_is_repeated_after_twice_the_time(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        waits, said = WaitLog(), []
+        wait_log, said = WaitLog(), []
         for at_s in [100, 104, 105, 159, 160, 219, 220]:
             caplog.clear()
-            waits.warn(at_s, lambda: "a worker", 0.0)
+            wait_log.warn(at_s, lambda: "a worker", 0.0)
             said.append("".join(caplog.messages))
-        waits.restart()
-        waits.warn(1000, lambda: "a worker", 0.0)
-        waits.warn(1060, lambda: "a worker", 33.0)
+        wait_log.restart()
+        wait_log.warn(1000, lambda: "a worker", 0.0)
+        wait_log.warn(1060, lambda: "a worker", 33.0)
         assert said == [
             "",
             "",
@@ -53,7 +53,7 @@ class TestWaiting:
     def test_a_consumer_logs_what_it_waits_for(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(waits, "FIRST_S", 0.5)
+        monkeypatch.setattr(wait_log, "FIRST_S", 0.5)
         with consuming() as consumer:
             blocks = consumer.blocks(Block(0, ()))
             next(blocks)  # after a second without one

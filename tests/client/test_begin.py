@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from forebay.service.blocks import Block, Component
-from forebay.service.client.leaving import leaving
+from forebay.service.client.deferred_closer import deferred_closer
 from forebay.service.client.options import ShardingPolicy
 from forebay.service.client.reader import Reader
 from forebay.service.client.tf_elements import NOTHING, dataset_of_blocks, under_way
@@ -55,7 +55,7 @@ def test_datasets_of_different_specs_share_traces_and_leave_nothing_behind() -> 
     assert list(numbers.as_numpy_iterator()) == [1, 2, 3, 4]
     del pairs
     gc.collect()
-    leaving.wait()
+    deferred_closer.wait()
     assert len(closed) == 4
     assert set(under_way) == before
 

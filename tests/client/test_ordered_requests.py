@@ -19,7 +19,7 @@ from forebay.service.client import bundle_lengths, ordered, portions, read_ahead
 from forebay.service.client.ordered import OrderedMode
 from forebay.service.client.positions import OrderedRead
 from forebay.service.delivery import EndOfSlice, Slice
-from forebay.service.delivery.orders import (
+from forebay.service.delivery.read_requests import (
     MAX_INDEX,
     MAX_SLICE_RUNS,
     UNNEEDED,

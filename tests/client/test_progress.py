@@ -16,7 +16,7 @@ import pytest
 
 from forebay.service.blocks import Block, Component
 from forebay.service.client.batches import Layout, laid_out
-from forebay.service.client.leaving import leaving
+from forebay.service.client.deferred_closer import deferred_closer
 from forebay.service.client.open_iterations import Taker
 from forebay.service.client.progress import Blocks, EpochIterator, Progress
 
@@ -71,7 +71,7 @@ def test_elements_left_of_a_block(size: int | None, lefts: list[int], how: str) 
                 assert list(taking) == []
             else:
                 del taking
-                leaving.wait()
+                deferred_closer.wait()
             assert epoch.left == left
     finally:
         gc.enable()

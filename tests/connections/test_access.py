@@ -22,7 +22,7 @@ from forebay import service
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service import Credentials, DispatcherConfig, DispatchServer, WorkerConfig
 from forebay.service.client import heartbeats
-from forebay.service.client.waiting import fetch_status
+from forebay.service.client.dispatcher_status import fetch_status
 from forebay.service.connections import data_keys
 from forebay.service.connections.access import ROLES, AccessRules
 from forebay.service.connections.admission import Admission, Identity, of_certificate
@@ -119,8 +119,10 @@ def calls(address: str, credentials: Credentials) -> Iterator[tuple[str, grpc.St
 
 
 def test_each_method_has_a_role() -> None:
-    face = {name.removesuffix("Request") for name in pb.DESCRIPTOR.message_types_by_name}
-    methods = {name for name in face if f"{name}Response" in pb.DESCRIPTOR.message_types_by_name}
+    servicer = {name.removesuffix("Request") for name in pb.DESCRIPTOR.message_types_by_name}
+    methods = {
+        name for name in servicer if f"{name}Response" in pb.DESCRIPTOR.message_types_by_name
+    }
     assert METHODS.keys() == methods
 
 

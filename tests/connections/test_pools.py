@@ -15,7 +15,7 @@ import tensorflow as tf
 from forebay import service
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service import Credentials, DispatcherConfig, DispatchServer, WorkerConfig
-from forebay.service.client.waiting import fetch_status
+from forebay.service.client.dispatcher_status import fetch_status
 from forebay.service.connections import data_keys
 from forebay.service.connections.access import AccessRules
 from forebay.service.connections.admission import Identity

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from forebay.service.client.waiting import fetch_status
+from forebay.service.client.dispatcher_status import fetch_status
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.connections.proxies import (
     EXCEPTIONS,

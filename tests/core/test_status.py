@@ -11,7 +11,7 @@ import pytest
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core.machine import apply
 from forebay.service.core.state import Dataset, State
-from forebay.service.core.status import Stranger, encoded_datasets, encoded_status, status
+from forebay.service.core.status import RefusedPeer, encoded_datasets, encoded_status, status
 from forebay.service.structure import describe
 
 from .make_fold import LIVES, Cluster
@@ -44,10 +44,10 @@ def test_a_status_shows_the_state_at_the_time_of_its_request(life: str) -> None:
 
 
 def test_a_status_includes_facts_that_are_not_in_the_state() -> None:
-    stranger = Stranger("worker w:1", "other", 3, 4)
+    refused_peer = RefusedPeer("worker w:1", "other", 3, 4)
     state = growing()[0].state
-    found = decoded(encoded_status(state, [stranger], lambda number: {"of": number}))
-    assert found["strangers"] == [stranger._asdict()]
+    found = decoded(encoded_status(state, [refused_peer], lambda number: {"of": number}))
+    assert found["strangers"] == [refused_peer._asdict()]
     iterations = [each for job in found["jobs"] for each in job["iterations"]]
     assert iterations and all(
         each["metrics"] == {"of": each["iteration_id"]} for each in iterations

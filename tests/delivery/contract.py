@@ -23,8 +23,8 @@ from forebay.service.delivery import (
     End,
     EndPending,
     Listener,
-    Order,
     OutputCancelled,
+    ReadRequest,
     Subscription,
     TaskFailed,
     TaskOutput,
@@ -98,8 +98,8 @@ class Subscribed:
 class Reader(Subscribed):
     """Opens the subscription, which must be possible."""
 
-    def __init__(self, output: TaskOutput, order: Order) -> None:
-        opened = output.open(order)
+    def __init__(self, output: TaskOutput, request: ReadRequest) -> None:
+        opened = output.open(request)
         assert isinstance(opened, Subscription), opened
         super().__init__(opened)
 
@@ -114,7 +114,7 @@ class DeliveryContract(ABC):
     def make(self, max_bytes: int, listener: Listener | None = None) -> TaskOutput: ...
 
     @abstractmethod
-    def order(self, reader: int, readers: int) -> Order: ...
+    def request(self, reader: int, readers: int) -> ReadRequest: ...
 
     def block(self, first: int, count: int) -> Block:
         return block(first, count)
@@ -148,11 +148,11 @@ class DeliveryContract(ABC):
         return ledger.total == sum(max(1, given_to[number]) for number in range(total))
 
     def readers(self, output: TaskOutput, count: int) -> list[Reader]:
-        return [Reader(output, self.order(i, count)) for i in range(count)]
+        return [Reader(output, self.request(i, count)) for i in range(count)]
 
     def late(self, output: TaskOutput) -> list[Reader]:
         """Who may come besides two readers."""
-        return [Reader(output, self.order(1, 2))]
+        return [Reader(output, self.request(1, 2))]
 
     # -- one thread ----------------------------------------------------------------------------
 
@@ -239,9 +239,9 @@ class DeliveryContract(ABC):
             self.put(output, self.block(4, 1))
 
     def test_an_order_of_no_policy_is_answered(self) -> None:
-        answer = self.make(ROOM).open(Order())
+        answer = self.make(ROOM).open(ReadRequest())
         assert isinstance(answer, TaskFailed) and answer.code == "INVALID_ARGUMENT"
-        assert "Order()" in answer.message
+        assert "ReadRequest()" in answer.message
 
     def test_what_cannot_travel_is_not_taken(self) -> None:
         output = self.make(ROOM)

@@ -29,7 +29,13 @@ from forebay.service.delivery import (
     bundles,
     run_queue,
 )
-from forebay.service.delivery.orders import MAX_INDEX, MAX_SLICE_RUNS, UNNEEDED, decode, encode
+from forebay.service.delivery.read_requests import (
+    MAX_INDEX,
+    MAX_SLICE_RUNS,
+    UNNEEDED,
+    decode,
+    encode,
+)
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 
@@ -70,7 +76,7 @@ def read(reader: Reader) -> list[int] | End | EndPending | None:
 def made(length: int, *readers: Slice, output: BundlesOutput | None = None) -> BundlesOutput:
     """An output that has run a bundle of `length` elements, for these slices, now closed."""
     output = output or BundlesOutput()
-    asking = [Reader(output, order) for order in readers]
+    asking = [Reader(output, request) for request in readers]
     make(begun(output), length).finish()
     for reader in asking:
         reader.close()
@@ -471,18 +477,18 @@ def test_what_is_counted_is_kept_in_a_run_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "order", [Slice(1, runs=(90, 9), keep=90), Slice(1, known=90, until=90, keep=90)]
+    "read_request", [Slice(1, runs=(90, 9), keep=90), Slice(1, known=90, until=90, keep=90)]
 )
-def test_a_run_that_began_behind_the_end_has_its_bundle_counted(order: Slice) -> None:
+def test_a_run_that_began_behind_the_end_has_its_bundle_counted(read_request: Slice) -> None:
     output = BundlesOutput()
-    reader = Reader(output, order)
+    reader = Reader(output, read_request)
     run = begun(output)
     assert run.start == 90
     run.finish()
     assert reader.next() is None
     make(begun(output), 40).finish()
     assert reader.next() == EndOfSlice(1, 40, True)
-    assert Reader(output, order).next() == EndOfSlice(1, 40, True)
+    assert Reader(output, read_request).next() == EndOfSlice(1, 40, True)
     assert idle(output) and not output.held_bytes
 
 
@@ -561,12 +567,12 @@ def test_the_end_of_a_task_ends_all(pool: ThreadPoolExecutor, failed: bool) -> N
     assert not output.held_bytes and not output.held_bytes and output.wait_drained(0)
 
 
-# -- orders ------------------------------------------------------------------------------------
+# -- read requests -----------------------------------------------------------------------------
 
 
 def test_orders_travel() -> None:
-    order = Slice(9, 8, (0, 1, 3, 4), 7, 6, 5, 4, 3, 10, alone=True)
-    assert decode(encode(order, pb.Read())) == order
+    request = Slice(9, 8, (0, 1, 3, 4), 7, 6, 5, 4, 3, 10, alone=True)
+    assert decode(encode(request, pb.Read())) == request
     assert isinstance(BundlesOutput().open(ANY), TaskFailed)
 
 
@@ -592,14 +598,14 @@ def test_a_slice_is_checked(wrong: dict[str, Any], message: str) -> None:
 
 
 def test_what_follows_of_a_slice() -> None:
-    order = Slice(1, runs=(0, 5, 10, 5))
-    assert order.after(block(0, 3, 1)).runs == (3, 2, 10, 5)
-    assert order.after(block(0, 5, 1)).runs == (10, 5)
-    assert order.after(block(0, 7, 1)).runs == (12, 3)
-    assert order.after(block(0, 10, 1)).runs == ()
+    request = Slice(1, runs=(0, 5, 10, 5))
+    assert request.after(block(0, 3, 1)).runs == (3, 2, 10, 5)
+    assert request.after(block(0, 5, 1)).runs == (10, 5)
+    assert request.after(block(0, 7, 1)).runs == (12, 3)
+    assert request.after(block(0, 10, 1)).runs == ()
     for wrong in (block(1, 1, 1), block(0, 1, 2), block(0, 11, 1)):
         with pytest.raises(ValueError, match=r"come next|more than a slice has"):
-            order.after(wrong)
+            request.after(wrong)
 
 
 # -- a reader that is alone --------------------------------------------------------------------

@@ -26,7 +26,7 @@ from forebay.service.delivery import (
     TaskFailed,
     bundles,
 )
-from forebay.service.delivery.orders import MAX_INDEX
+from forebay.service.delivery.read_requests import MAX_INDEX
 
 from ..hypothesis_profiles import examples
 from .contract import Subscribed, block
@@ -57,14 +57,14 @@ class Room:
 class Reading:
     """A slice that was asked for."""
 
-    def __init__(self, output: BundlesOutput, order: Slice) -> None:
-        opened: Any = output.open(order)
-        self.order = order
+    def __init__(self, output: BundlesOutput, request: Slice) -> None:
+        opened: Any = output.open(request)
+        self.request = request
         self.subscribed = Subscribed(opened)
         self.end: End | None = None
 
     def asked(self, length: int) -> list[int]:
-        runs = zip(self.order.runs[::2], self.order.runs[1::2], strict=True)
+        runs = zip(self.request.runs[::2], self.request.runs[1::2], strict=True)
         return [i for first, count in runs for i in range(first, first + count) if i < length]
 
 
@@ -109,14 +109,14 @@ class Group:
             if step == 1:
                 runs = (first, stop - first)
             self.next[reader] = stop
-        elif any(not each.order.runs for each in outstanding):
+        elif any(not each.request.runs for each in outstanding):
             return
         else:
             runs = ()
-        firsts = [min(each.order.runs[0::2]) for each in outstanding if each.order.runs]
+        firsts = [min(each.request.runs[0::2]) for each in outstanding if each.request.runs]
         firsts += [runs[0]] if runs else []
         counts = not runs and self.draw(0, 4, "counts") == 0
-        order = Slice(
+        request = Slice(
             bundle=place,
             place=place,
             runs=runs,
@@ -128,7 +128,7 @@ class Group:
             readers=self.readers,
             position=self.draw(0, 9, "position"),
         )
-        self.open.append((reader, Reading(self.output, order)))
+        self.open.append((reader, Reading(self.output, request)))
         self.poll()
 
     def poll(self, output: Any = None, changed: Iterable[Any] | None = None) -> None:
@@ -174,13 +174,13 @@ class Group:
         reader, reading = self.open.pop(at)
         reading.subscribed.close()
         runs = reading.subscribed.subscription.runs  # type: ignore[attr-defined]
-        rest = Reading(self.output, replaced(reading.order, runs))
+        rest = Reading(self.output, replaced(reading.request, runs))
         rest.subscribed.got[:0] = reading.subscribed.got
-        if reading.order.runs and not runs:
+        if reading.request.runs and not runs:
             self.done.append(reading)
             return rest.subscribed.close()
         self.open.append((reader, rest))
-        rest.order = reading.order
+        rest.request = reading.request
         self.poll()
         return None
 
@@ -255,7 +255,7 @@ class Group:
             self.check()
             if not self.open and all(place == len(self.lengths) for place in self.places):
                 return
-        raise AssertionError(f"they wait: {[reading.order for _, reading in self.open]}")
+        raise AssertionError(f"they wait: {[reading.request for _, reading in self.open]}")
 
     def drain(self, reader: int) -> None:
         """As `ask`, for all that it knows."""
@@ -266,22 +266,22 @@ class Group:
         if start < seen:
             runs: tuple[int, ...] = (start, seen - start)
             self.next[reader] = seen
-        elif outstanding and any(o.order.known == seen == o.order.until for o in outstanding):
+        elif outstanding and any(o.request.known == seen == o.request.until for o in outstanding):
             return
         else:
             runs = ()
-        firsts = [o.order.runs[0] for o in outstanding if o.order.runs]
+        firsts = [o.request.runs[0] for o in outstanding if o.request.runs]
         keep = min([*firsts, *runs[:1]], default=start)
-        order = Slice(
+        request = Slice(
             place, place, runs, self.next[reader], seen, keep, place, reader, self.readers
         )
-        self.open.append((reader, Reading(self.output, order)))
+        self.open.append((reader, Reading(self.output, request)))
         self.poll()
 
 
-def replaced(order: Slice, runs: tuple[int, ...]) -> Slice:
+def replaced(request: Slice, runs: tuple[int, ...]) -> Slice:
     names = ("bundle", "place", "until", "known", "keep", "floor", "reader", "readers", "position")
-    return Slice(runs=runs, **{name: getattr(order, name) for name in names})
+    return Slice(runs=runs, **{name: getattr(request, name) for name in names})
 
 
 @pytest.fixture(autouse=True)
@@ -306,7 +306,7 @@ def test_every_slice_gets_its_elements_and_its_end(data: st.DataObject, steps: i
         group.step()
     group.finish()
     for reading in group.done:
-        length = group.lengths[reading.order.bundle]
+        length = group.lengths[reading.request.bundle]
         assert reading.subscribed.got == reading.asked(length)
         if (end := reading.end) is not None:
             assert isinstance(end, EndOfSlice) and end.length <= length
@@ -341,7 +341,7 @@ def test_an_order_may_interleave_more_bundles_than_may_have_begun(
             group.check()
         else:
             raise AssertionError(f"element {i} of bundle {bundle} does not come")
-    assert all(reading.subscribed.got == [reading.order.runs[0]] for reading in group.done)
+    assert all(reading.subscribed.got == [reading.request.runs[0]] for reading in group.done)
 
 
 @model
@@ -369,14 +369,14 @@ def test_errors_reach_whoever_lacks_elements_behind_them(data: st.DataObject, st
             group.produce(run)
         group.check()
         failed = [reading for reading in group.done if isinstance(reading.end, TaskFailed)]
-        if any(reading.order.reader == 0 for reading in failed):
+        if any(reading.request.reader == 0 for reading in failed):
             break
     else:
         raise AssertionError("no error came")
     for reading in group.done:
         got = reading.subscribed.got
         assert got == reading.asked(MAX_INDEX)[: len(got)]
-        if reading.order.bundle == 0 and isinstance(reading.end, TaskFailed):
+        if reading.request.bundle == 0 and isinstance(reading.end, TaskFailed):
             assert all(index < group.fails_at[0] for index in got)
     # The memory is free once the readers have gone on.
     for _, reading in group.open:

@@ -17,8 +17,8 @@ from forebay.service.delivery import (
     EndOfTask,
     FirstComeOutput,
     Listener,
-    Order,
     OutputCancelled,
+    ReadRequest,
     Rounds,
     RoundsOutput,
     Slice,
@@ -33,7 +33,7 @@ class TestAny(DeliveryContract):
     def make(self, max_bytes: int, listener: Listener | None = None) -> TaskOutput:
         return FirstComeOutput(max_bytes, listener)
 
-    def order(self, reader: int, readers: int) -> Order:
+    def request(self, reader: int, readers: int) -> ReadRequest:
         return ANY
 
     def end(self, total: int) -> End:
@@ -83,7 +83,7 @@ class TestBundles(Strides):
     def make(self, max_bytes: int, listener: Listener | None = None) -> TaskOutput:
         return Fed(max_bytes, listener)
 
-    def order(self, reader: int, readers: int) -> Order:
+    def request(self, reader: int, readers: int) -> ReadRequest:
         runs = tuple(n for i in range(reader, MANY, readers) for n in (i, 1))
         return Slice(7, runs=runs, until=MANY, reader=reader, readers=readers)
 
@@ -135,7 +135,7 @@ class TestRounds(Strides):
     def make(self, max_bytes: int, listener: Listener | None = None) -> TaskOutput:
         return Together(1, max_bytes, listener)
 
-    def order(self, reader: int, readers: int) -> Order:
+    def request(self, reader: int, readers: int) -> ReadRequest:
         return Rounds(reader, readers)
 
     def readers(self, output: TaskOutput, count: int) -> list[Reader]:
@@ -162,7 +162,7 @@ class TestCached(DeliveryContract):
     def make(self, max_bytes: int, listener: Listener | None = None) -> TaskOutput:
         return CachedOutput(ROOM, listener, ahead_bytes=max_bytes)
 
-    def order(self, reader: int, readers: int) -> Order:
+    def request(self, reader: int, readers: int) -> ReadRequest:
         return Cached(f"trainer {reader}")
 
     def end(self, total: int) -> End:

@@ -26,7 +26,7 @@ from forebay.service.delivery import (
     TaskUnknown,
     first_come,
 )
-from forebay.service.delivery.orders import Rounds
+from forebay.service.delivery.read_requests import Rounds
 
 from ..hypothesis_profiles import examples
 from .contract import ROOM, TIMEOUT_S, Ledger, Reader, block, numbers

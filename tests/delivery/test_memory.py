@@ -21,7 +21,7 @@ from forebay.service.delivery import (
     RoundsOutput,
     Subscription,
 )
-from forebay.service.delivery.orders import AnyBlock, Cached, Rounds
+from forebay.service.delivery.read_requests import AnyBlock, Cached, Rounds
 
 from .contract import TIMEOUT_S, Reader, block
 

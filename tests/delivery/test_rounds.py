@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forebay.service.delivery import EndOfTask, Rounds, RoundsOutput, Superseded, TaskFailed
-from forebay.service.delivery.orders import decode, encode
+from forebay.service.delivery.read_requests import decode, encode
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 
@@ -28,16 +28,16 @@ def test_a_round_is_given_once_it_is_complete() -> None:
 
 def test_blocks_say_their_round_and_follow_one_another() -> None:
     output = RoundsOutput(2)
-    order = Rounds(1, 2)
-    reader = Reader(output, order)
+    request = Rounds(1, 2)
+    reader = Reader(output, request)
     output.put(block(0, 7))
     output.put(block(7, 5))
     for expected in (3, 6):
         given = reader.next(max_elements=3)
-        order = order.after(given)  # type: ignore[arg-type]
-        assert order.round == expected
+        request = request.after(given)  # type: ignore[arg-type]
+        assert request.round == expected
     with pytest.raises(ValueError, match="element of round 3, where 6 comes next"):
-        order.after(given)  # type: ignore[arg-type]
+        request.after(given)  # type: ignore[arg-type]
 
 
 def test_a_round_that_is_larger_than_the_buffer_comes_nonetheless() -> None:
@@ -71,9 +71,9 @@ def test_the_consumer_that_came_last_keeps_the_place() -> None:
 
 
 def test_orders_travel_and_are_checked() -> None:
-    order = Rounds(3, 4, 9)
-    assert decode(encode(order, pb.Read())) == order
+    request = Rounds(3, 4, 9)
+    assert decode(encode(request, pb.Read())) == request
     with pytest.raises(ProtocolError, match="consumer 4 of 4"):
         decode(pb.Read(rounds=pb.Rounds(consumer=4, of=4)))
-    other = RoundsOutput(2).open(order)
+    other = RoundsOutput(2).open(request)
     assert isinstance(other, TaskFailed) and "each of 2 consumers" in other.message

@@ -13,8 +13,8 @@ from google.protobuf.message import Message
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.dispatcher import bounds
 from forebay.service.dispatcher.dispatcher import Dispatcher
-from forebay.service.dispatcher.forebay_face import ForebayFace
-from forebay.service.dispatcher.tensorflow_face import TensorFlowFace
+from forebay.service.dispatcher.dispatcher_servicer import DispatcherServicer
+from forebay.service.dispatcher.tf_data_dispatcher_servicer import TfDataDispatcherServicer
 from forebay.service.errors import ForebayError
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import tf_service_pb2 as tf
@@ -84,15 +84,18 @@ class Cluster:
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
-        self.stock_face = TensorFlowFace(dispatcher)
-        self.methods = {pb: ForebayFace(dispatcher).methods(), tf: self.stock_face.methods()}
+        self.stock_servicer = TfDataDispatcherServicer(dispatcher)
+        self.methods = {
+            pb: DispatcherServicer(dispatcher).methods(),
+            tf: self.stock_servicer.methods(),
+        }
 
     async def call(self, request: Message, module: Any = pb) -> Any:
         name = type(request).__name__.removesuffix("Request")
         return await self.methods[module][name][0](request)
 
     async def requests(self, number: int) -> dict[Any, dict[str, list[Message]]]:
-        """Requests that succeed, by face and method; of another `number`, about other things."""
+        """Requests that succeed, by service and method; of another `number`, about other things."""
         call, source, order = self.call, ev.SplitSource(count=100), ev.OrderSpec()
         own, other = f"own{number}", f"other{number}"
         for name in (own, other):
@@ -150,13 +153,13 @@ class Cluster:
         }
 
 
-async def send_extremes(dispatcher: Dispatcher, face: Any, method: str) -> None:
+async def send_extremes(dispatcher: Dispatcher, messages: Any, method: str) -> None:
     cluster = Cluster(dispatcher)
-    answer, kind, _ = cluster.methods[face][method]
-    count = len((await cluster.requests(0))[face].get(method, [kind()]))
+    answer, kind, _ = cluster.methods[messages][method]
+    count = len((await cluster.requests(0))[messages].get(method, [kind()]))
     for number in range(count):
         # What these name is there again for each, as the requests before may have ended it.
-        good = (await cluster.requests(number + 1))[face].get(method, [kind()])[number % count]
+        good = (await cluster.requests(number + 1))[messages].get(method, [kind()])[number % count]
         for path in leaves(kind.DESCRIPTOR):
             for value in extremes(path[-1]):
                 request = kind()
@@ -173,19 +176,19 @@ async def send_extremes(dispatcher: Dispatcher, face: Any, method: str) -> None:
                     assert named.name in said, said
                     assert len(said) < 500
                     assert dispatcher.journal.sequence == before
-    await cluster.stock_face.close()
+    await cluster.stock_servicer.close()
 
 
 async def nothing(_: Dispatcher) -> None:
     pass
 
 
-@pytest.mark.parametrize("face", [pb, tf], ids=["forebay", "tensorflow"])
-def test_each_field_is_bounded(face: Any) -> None:
-    kinds = face.DESCRIPTOR.message_types_by_name
+@pytest.mark.parametrize("messages", [pb, tf], ids=["forebay", "tensorflow"])
+def test_each_field_is_bounded(messages: Any) -> None:
+    kinds = messages.DESCRIPTOR.message_types_by_name
     methods = [name.removesuffix("Request") for name in kinds if name.endswith("Request")]
     for method in methods:
         if f"{method}Response" in kinds and method not in OF_WORKERS:
             storage = MemoryStorage()
-            run_dispatcher(storage, partial(send_extremes, face=face, method=method))
+            run_dispatcher(storage, partial(send_extremes, messages=messages, method=method))
             run_dispatcher(storage, nothing)  # which replays it

@@ -1,6 +1,6 @@
 """Killed at every point of its commit path, the dispatcher never hands a split out twice.
 
-On Forebay's face, where requests are numbered, none is missing either.
+On Forebay's service, where requests are numbered, none is missing either.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def test_leases_are_neither_repeated_nor_lost(tmp_path: pathlib.Path, point: str
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_splits_are_not_repeated_on_tensorflows_face(tmp_path: pathlib.Path, point: str) -> None:
+def test_splits_are_not_repeated_on_tensorflows_service(tmp_path: pathlib.Path, point: str) -> None:
     with CrashingDispatcher(tmp_path, point) as dispatcher:
         client = DispatcherClient(dispatcher.target)
         *_, iteration_id = prepare(client)

@@ -10,7 +10,7 @@ import pytest
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
-from forebay.service.core.status import Stranger, encoded_status
+from forebay.service.core.status import RefusedPeer, encoded_status
 from forebay.service.diagnosis import findings
 from forebay.service.findings import Finding
 
@@ -22,8 +22,8 @@ TOLD = dict.fromkeys(("network_ms", "dispatcher_ms", "no_task_ms", "bytes"), 0.0
 
 def status(cluster: Cluster, **more: Any) -> dict[str, Any]:
     told = {**LED, **cluster.loads.status(), **more}
-    strangers = (Stranger("worker w:9", "other", 3, 0),) if more else ()
-    pieces = encoded_status(cluster.state, strangers, lambda _: None, told)
+    refused_peers = (RefusedPeer("worker w:9", "other", 3, 0),) if more else ()
+    pieces = encoded_status(cluster.state, refused_peers, lambda _: None, told)
     return dict(json.loads(b"".join(pieces)))
 
 

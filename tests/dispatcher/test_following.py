@@ -24,7 +24,14 @@ from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.dispatcher.recovery import recover
 from forebay.service.errors import AnotherJournal, ForebayError, InvalidArgument, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
-from forebay.storage import Away, Corrupt, Fenced, MemoryStorage, StorageError, open_storage
+from forebay.storage import (
+    Corrupt,
+    Fenced,
+    MemoryStorage,
+    StorageError,
+    StorageUnavailable,
+    open_storage,
+)
 
 from ..stock import DispatcherProcess
 from ..transfer_servers import SERVERS
@@ -105,7 +112,7 @@ def test_an_impossible_event_makes_the_journal_corrupt_for_every_reader(wrong: e
         follower.catch_up()
 
 
-@pytest.mark.parametrize("error", [Away("it is away"), Fenced("term 2 exists")])
+@pytest.mark.parametrize("error", [StorageUnavailable("it is away"), Fenced("term 2 exists")])
 def test_a_standby_that_cannot_begin_tries_again(error: StorageError) -> None:
     class Flickering(MemoryStorage):
         tries = 0
@@ -172,7 +179,7 @@ def test_who_claims_other_journals_without_end_alarms_little(
             ):  # fmt: skip
                 with pytest.raises(AnotherJournal, match="claims to know"):
                     await dispatcher.history.check(who, known, caller)
-        found = [stranger.who for stranger in dispatcher.history.strangers()]
+        found = [refused_peer.who for refused_peer in dispatcher.history.refused_peers()]
         assert found[-1] == "worker w:1 (token b)"
         assert set(found[:-1]) == {f"a reader of dataset {n} (token a)" for n in range(84, 100)}
 

@@ -14,7 +14,7 @@ from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.core.state import Dataset
 from forebay.service.dispatcher import graph_pieces
 from forebay.service.dispatcher.dispatcher import Dispatcher
-from forebay.service.dispatcher.forebay_face import ForebayFace
+from forebay.service.dispatcher.dispatcher_servicer import DispatcherServicer
 from forebay.service.dispatcher.graph_pieces import AT_A_TIME, LARGE_BYTES, GraphPieces
 from forebay.service.errors import InvalidArgument, ProtocolError
 from forebay.service.pipelines import definitions
@@ -114,15 +114,15 @@ def test_what_is_too_large_is_refused_with_the_limit(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(definitions, "MAX_BYTES", 10)
 
     async def scene(dispatcher: Dispatcher) -> None:
-        face = ForebayFace(dispatcher)
+        servicer = DispatcherServicer(dispatcher)
         for request in (
             pb.RegisterDatasetRequest(python=bytes(11)),
             pb.RegisterDatasetRequest(graph=bytes(11)),
         ):
             with pytest.raises(InvalidArgument, match=r"has 11 bytes, above 10: arrays .* files"):
-                await face.register_dataset(request)
+                await servicer.register_dataset(request)
         with pytest.raises(InvalidArgument, match="has 11 bytes, above 10"):
-            await face.start_save(pb.StartSaveRequest(graph=bytes(11)))
+            await servicer.start_save(pb.StartSaveRequest(graph=bytes(11)))
 
     run_dispatcher(MemoryStorage(), scene)
 

@@ -19,8 +19,11 @@ from forebay.service import saved_chunks
 from forebay.service.core import commands as c
 from forebay.service.dispatcher import growing_sources
 from forebay.service.dispatcher.dispatcher import Dispatcher
-from forebay.service.dispatcher.forebay_face import ForebayFace
-from forebay.service.dispatcher.tensorflow_face import TensorFlowFace, file_tensor
+from forebay.service.dispatcher.dispatcher_servicer import DispatcherServicer
+from forebay.service.dispatcher.tf_data_dispatcher_servicer import (
+    TfDataDispatcherServicer,
+    file_tensor,
+)
 from forebay.service.errors import FailedPrecondition, Unavailable
 from forebay.service.proto import forebay_pb2
 from forebay.service.proto import tf_service_pb2 as pb
@@ -37,8 +40,8 @@ class Loaded:
     def __init__(self, dispatcher: Dispatcher, path: str) -> None:
         self.dispatcher = dispatcher
         self.path = path
-        self.face = TensorFlowFace(dispatcher)
-        self.ours = ForebayFace(dispatcher)
+        self.servicer = TfDataDispatcherServicer(dispatcher)
+        self.ours = DispatcherServicer(dispatcher)
         self.iteration_id = max(dispatcher.state.iterations, default=0)
         self.consumer_id = max(dispatcher.state.consumers, default=0)
         self.task_id = max(dispatcher.state.tasks, default=0)
@@ -55,7 +58,7 @@ class Loaded:
         self.task_id = max(self.dispatcher.state.tasks)
 
     async def split(self, repetition: int = 0) -> bytes | None:
-        answer = await self.face.get_split(
+        answer = await self.servicer.get_split(
             pb.GetSplitRequest(iteration_id=self.iteration_id, repetition=repetition)
         )
         return None if answer.end_of_splits else answer.split
@@ -87,7 +90,7 @@ def serve(path: pathlib.Path, steps: Steps, storage: Storage | None = None) -> N
         if not dispatcher.state.datasets:
             await loaded.begin()
         await steps(loaded)
-        await loaded.face.close()
+        await loaded.servicer.close()
 
     run_dispatcher(MemoryStorage() if storage is None else storage, run)
 

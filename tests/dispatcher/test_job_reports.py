@@ -10,7 +10,7 @@ import pytest
 from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.reasons import GOODBYE, READ_FAILED, REPAIRED, SILENT
 from forebay.service.core import commands as c
-from forebay.service.core.job_states import Told, job_state
+from forebay.service.core.job_states import JobObservations, job_state
 from forebay.service.core.machine import apply
 from forebay.service.core.state import Iteration, Job
 from forebay.service.core.status import status
@@ -25,32 +25,34 @@ from ..core.given import Given
 
 
 @pytest.mark.parametrize(
-    ("expected", "epochs", "unfinished", "consumers", "told"),
+    ("expected", "epochs", "unfinished", "consumers", "observations"),
     [
-        ("idle", 0, 0, 0, Told()),
-        ("finished", 3, 0, 0, Told()),
-        ("finished", 3, 0, 0, Told(failed=True)),  # after its error it went on
-        ("running", 3, 1, 2, Told()),
-        ("running", 3, 1, 2, Told(failed=True, gone=[{}])),
-        ("waiting", 1, 1, 2, Told(waits=True)),
-        ("idle", 1, 1, 2, Told(waits=True, gone=[{}, {}])),
-        ("failed", 1, 1, 1, Told(failed=True, gone=[{}])),
-        ("failed", 1, 1, 0, Told(failed=True)),
-        ("failed", 0, 0, 0, Told(failed=True)),  # its epoch was collected
-        ("idle", 1, 1, 0, Told()),
+        ("idle", 0, 0, 0, JobObservations()),
+        ("finished", 3, 0, 0, JobObservations()),
+        ("finished", 3, 0, 0, JobObservations(failed=True)),  # after its error it went on
+        ("running", 3, 1, 2, JobObservations()),
+        ("running", 3, 1, 2, JobObservations(failed=True, gone=[{}])),
+        ("waiting", 1, 1, 2, JobObservations(waits=True)),
+        ("idle", 1, 1, 2, JobObservations(waits=True, gone=[{}, {}])),
+        ("failed", 1, 1, 1, JobObservations(failed=True, gone=[{}])),
+        ("failed", 1, 1, 0, JobObservations(failed=True)),
+        ("failed", 0, 0, 0, JobObservations(failed=True)),  # its epoch was collected
+        ("idle", 1, 1, 0, JobObservations()),
     ],
 )
-def test_states(expected: str, epochs: int, unfinished: int, consumers: int, told: Told) -> None:
+def test_states(
+    expected: str, epochs: int, unfinished: int, consumers: int, observations: JobObservations
+) -> None:
     """Epochs that are over may be summarized."""
     job = Job(1, "train", "d", ev.DYNAMIC, None, False, 0)
     over = epochs - unfinished
     its = [Iteration(i, 1, i, [], finished=i < over) for i in range(epochs)]
     if unfinished:
         its[-1].consumers = {*range(consumers)}
-    assert job_state(job, its, told) == expected
+    assert job_state(job, its, observations) == expected
     if over:
         job.summarized = [(0, over)]
-    assert job_state(job, its[over:], told) == expected
+    assert job_state(job, its[over:], observations) == expected
 
 
 class Cluster(Given):
@@ -78,7 +80,7 @@ class Cluster(Given):
     def state_of(self, job_id: int) -> str:
         job = self.state.jobs[job_id]
         its = [self.state.iterations[i] for i in job.iterations.values()]
-        return job_state(job, its, Told(**self.reports.of(job_id)))
+        return job_state(job, its, JobObservations(**self.reports.of(job_id)))
 
 
 GONE = "/data/7.tfrecord; No such file or directory"
@@ -98,12 +100,16 @@ def test_a_job_that_failed_until_somebody_reads_it_again(monkeypatch: pytest.Mon
     assert cluster.state_of(job_id) == "running"
     cluster.leave(joined, f"{READ_FAILED}NOT_FOUND: {GONE}")
     assert cluster.state_of(job_id) == "failed"
-    (told,) = cluster.reports.of(job_id)["errors"]
-    assert (told["worker"], told["message"]) == (None, f"NOT_FOUND: {GONE}")
+    (observations,) = cluster.reports.of(job_id)["errors"]
+    assert (observations["worker"], observations["message"]) == (None, f"NOT_FOUND: {GONE}")
     for _ in range(3):  # each heartbeat says it again
         cluster.beat(worker_id, error(job_id, ago_ms=50))
-    (told,) = cluster.reports.of(job_id)["errors"]
-    assert (told["worker"], told["code"], told["times"]) == ("w:1", "NOT_FOUND", 1)
+    (observations,) = cluster.reports.of(job_id)["errors"]
+    assert (observations["worker"], observations["code"], observations["times"]) == (
+        "w:1",
+        "NOT_FOUND",
+        1,
+    )
     again = cluster.iteration("train")
     assert cluster.state_of(job_id) == "running"
     cluster.leave(again)
@@ -150,8 +156,8 @@ def test_errors_are_bounded_and_other_ends_are_none(monkeypatch: pytest.MonkeyPa
     job_id = cluster.job_of(joined)
     for number in range(3 * MOST_ERRORS):
         cluster.beat(worker_id, error(job_id, message=f"no {number}", ago_ms=10**6 - number))
-    told = [e["message"] for e in cluster.reports.of(job_id)["errors"]]
-    assert told == [f"no {number}" for number in range(2 * MOST_ERRORS, 3 * MOST_ERRORS)]
+    observations = [e["message"] for e in cluster.reports.of(job_id)["errors"]]
+    assert observations == [f"no {number}" for number in range(2 * MOST_ERRORS, 3 * MOST_ERRORS)]
     cluster.beat(worker_id, error(4711))  # of a job of another journal
     cluster.beat(worker_id, error(job_id, message="long ago", ago_ms=2**62))
     assert min(e["time_ms"] for e in cluster.reports.of(job_id)["errors"]) >= 0
@@ -171,8 +177,8 @@ def test_lost_splits_have_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.when(c.LoseWorker(worker_id=min(cluster.state.workers), reason="no sign of life"))
     cluster.leave(joined)
     cluster.when(c.CollectIteration(iteration_id=joined.iteration_id))
-    told = [(loss["splits"], loss["why"]) for loss in cluster.reports.of(job_id)["losses"]]
-    assert told == [
+    observations = [(loss["splits"], loss["why"]) for loss in cluster.reports.of(job_id)["losses"]]
+    assert observations == [
         (1, "worker w:1 was given up: no sign of life"), (2, "nobody read the epoch any more"),
     ]  # fmt: skip
     jobs = [{**job, **cluster.reports.of(job_id)} for job in status(cluster.state)["jobs"]]
@@ -231,11 +237,11 @@ def test_a_save_that_failed_is_a_finding_for_a_while(monkeypatch: pytest.MonkeyP
     )
     assert cluster.reports.failed_saves() == []
     cluster.when(c.FailSave(save_id=started.save_id, code="DATA_LOSS", message="/a\nis torn"))
-    told = {"jobs": [], "loads": [], "failed_saves": cluster.reports.failed_saves()}
-    (found,) = findings({**told, "now_ms": cluster.now_ms + 1_000})
+    observations = {"jobs": [], "loads": [], "failed_saves": cluster.reports.failed_saves()}
+    (found,) = findings({**observations, "now_ms": cluster.now_ms + 1_000})
     assert (found.severity, found.subject) == ("problem", "save /s")
     assert (found.what, found.since_s) == ("it failed: DATA_LOSS: /a is torn", 1.0)
-    assert findings({**told, "now_ms": cluster.now_ms + 10**7}) == []
+    assert findings({**observations, "now_ms": cluster.now_ms + 10**7}) == []
 
 
 def test_a_reader_that_was_dismissed_has_no_cause_to_mend(monkeypatch: pytest.MonkeyPatch) -> None:

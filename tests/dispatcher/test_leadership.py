@@ -18,11 +18,11 @@ from forebay.service.core.lifecycles import WrongTransition
 from forebay.service.dispatcher import decider, server
 from forebay.service.dispatcher.candidate import Candidate
 from forebay.service.dispatcher.dispatcher import Dispatcher
-from forebay.service.dispatcher.forebay_face import ForebayFace
+from forebay.service.dispatcher.dispatcher_servicer import DispatcherServicer
 from forebay.service.dispatcher.leadership import Leadership
 from forebay.service.dispatcher.listener import ServedPort
 from forebay.service.dispatcher.options import DispatcherOptions
-from forebay.service.dispatcher.tensorflow_face import TensorFlowFace
+from forebay.service.dispatcher.tf_data_dispatcher_servicer import TfDataDispatcherServicer
 from forebay.service.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -32,7 +32,7 @@ from forebay.service.errors import (
 )
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import tf_service_pb2 as tf
-from forebay.storage import Away, Fenced, MemoryStorage, StorageError
+from forebay.storage import Fenced, MemoryStorage, StorageError, StorageUnavailable
 from forebay.storage.memory import MemoryWriter
 
 from ..transfer_servers import SERVERS
@@ -101,7 +101,7 @@ def test_an_event_that_cannot_be_applied_is_neither_journaled_nor_published(
     wrong = ev.Event(time_ms=1, task_completed=ev.TaskCompleted(task_id=7))
 
     async def a_bug(dispatcher: Dispatcher) -> None:
-        status, request, _ = ForebayFace(dispatcher).methods()["GetStatus"]
+        status, request, _ = DispatcherServicer(dispatcher).methods()["GetStatus"]
         waiting = asyncio.create_task(dispatcher.wait_until(lambda: False, 60_000))
         await status(request())
         monkeypatch.setattr(decider, "decide", lambda *_: Decision([right, wrong], None))
@@ -132,8 +132,8 @@ def test_an_append_proves_leadership_for_its_own_command_but_for_no_query() -> N
         await dispatcher.execute(c.RegisterDataset(dataset_id="d", definition=definition))
         job_id = await dispatcher.execute(c.GetOrCreateJob(dataset_id="d", name="", sharding=1))
         joined = await dispatcher.execute(c.JoinIteration(job_id=job_id, epoch=0))
-        methods = TensorFlowFace(dispatcher).methods()
-        storage.error = Away("it is away")
+        methods = TfDataDispatcherServicer(dispatcher).methods()
+        storage.error = StorageUnavailable("it is away")
         await until(lambda: not dispatcher.leadership.known)
         get_split, get_workers = methods["GetSplit"][0], methods["GetWorkers"][0]
         found = await get_split(tf.GetSplitRequest(iteration_id=joined.iteration_id))
@@ -200,9 +200,9 @@ def test_a_dispatcher_that_is_fenced_stops() -> None:
     run_dispatcher(storage, fence, leader_lease_ms=100)
 
 
-@pytest.mark.parametrize("kind", [ForebayFace, TensorFlowFace])
+@pytest.mark.parametrize("kind", [DispatcherServicer, TfDataDispatcherServicer])
 def test_a_leader_that_does_not_know_whether_it_leads_answers_nobody(
-    kind: type[ForebayFace] | type[TensorFlowFace],
+    kind: type[DispatcherServicer] | type[TfDataDispatcherServicer],
 ) -> None:
     storage = Renewals()
 

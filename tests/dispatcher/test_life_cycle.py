@@ -20,12 +20,12 @@ from forebay.service.dispatcher import (
     decider,
     positions,
     save_directory,
-    tensorflow_face,
+    tf_data_dispatcher_servicer,
 )
 from forebay.service.dispatcher.dispatcher import Dispatcher
-from forebay.service.dispatcher.forebay_face import ForebayFace
+from forebay.service.dispatcher.dispatcher_servicer import DispatcherServicer
 from forebay.service.dispatcher.graphs import Graphs
-from forebay.service.dispatcher.tensorflow_face import TensorFlowFace
+from forebay.service.dispatcher.tf_data_dispatcher_servicer import TfDataDispatcherServicer
 from forebay.service.errors import NotFound, Unavailable
 from forebay.service.pipelines import definitions
 from forebay.service.proto import forebay_pb2 as pb
@@ -43,8 +43,8 @@ NEVER = {"job_gc_check_interval_ms": 3_600_000}
 @pytest.fixture(autouse=True)
 def _no_graph_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(definitions, "fingerprint", lambda *_: "the same")
-    monkeypatch.setattr(tensorflow_face, "sanitize", lambda graph: GRAPH)
-    monkeypatch.setattr(tensorflow_face, "split_sources", lambda graph, evaluate: [])
+    monkeypatch.setattr(tf_data_dispatcher_servicer, "sanitize", lambda graph: GRAPH)
+    monkeypatch.setattr(tf_data_dispatcher_servicer, "split_sources", lambda graph, evaluate: [])
 
 
 @pytest.fixture(params=["memory", "files"])
@@ -59,7 +59,7 @@ async def register(dispatcher: Dispatcher, dataset_id: str = "", count: int = 9)
 
 async def remove(dispatcher: Dispatcher, dataset_id: str) -> None:
     request = pb.RemoveDatasetRequest(dataset_id=dataset_id)
-    await ForebayFace(dispatcher).remove_dataset(request)
+    await DispatcherServicer(dispatcher).remove_dataset(request)
 
 
 async def graph_of(dispatcher: Dispatcher, dataset_id: str) -> bytes:
@@ -240,7 +240,7 @@ def test_who_registers_a_dataset_while_it_is_removed_is_given_one_that_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scene(dispatcher: Dispatcher) -> None:
-        is_lost, face = dispatcher.graphs.is_lost, TensorFlowFace(dispatcher)
+        is_lost, servicer = dispatcher.graphs.is_lost, TfDataDispatcherServicer(dispatcher)
 
         async def remove_meanwhile(known: Any) -> bool:
             found = await is_lost(known)
@@ -257,10 +257,10 @@ def test_who_registers_a_dataset_while_it_is_removed_is_given_one_that_is_there(
         request = tf.GetOrRegisterDatasetRequest(dataset_id="chosen")
         with monkeypatch.context() as patch:
             patch.setattr(dispatcher.graphs, "is_lost", remove_meanwhile)
-            answer = await face.get_or_register_dataset(request)
+            answer = await servicer.get_or_register_dataset(request)
         assert answer.dataset_id in dispatcher.state.datasets
         assert await graph_of(dispatcher, answer.dataset_id) == GRAPH
-        await face.close()
+        await servicer.close()
 
     run_dispatcher(MemoryStorage(), scene, **NEVER)
 
@@ -326,16 +326,16 @@ def test_a_stock_worker_is_told_of_its_other_tasks_while_a_dataset_is_removed() 
 
     async def scene(dispatcher: Dispatcher) -> None:
         storage.loop = asyncio.get_running_loop()
-        face = TensorFlowFace(dispatcher)
+        servicer = TfDataDispatcherServicer(dispatcher)
         for dataset_id in ("removed", "stays"):
             await register(dispatcher, dataset_id)
             await join(dispatcher, dataset_id, dataset_id)
         removal = pb.RemoveDatasetRequest(dataset_id="removed", force=True)
-        storage.meanwhile = ForebayFace(dispatcher).remove_dataset(removal)
+        storage.meanwhile = DispatcherServicer(dispatcher).remove_dataset(removal)
         beat = tf.WorkerHeartbeatRequest(worker_address="w:1", worker_uid=1)
-        answer = await face.worker_heartbeat(beat)
+        answer = await servicer.worker_heartbeat(beat)
         assert [task.dataset_id for task in answer.new_tasks] == ["stays"]
-        await face.close()
+        await servicer.close()
 
     run_dispatcher(storage, scene, **NEVER)
 
@@ -486,11 +486,11 @@ def test_a_dataset_that_is_registered_again_counts_as_used(monkeypatch: pytest.M
         uses: list[Callable[[], Any]] = [
             lambda: register(dispatcher),
             lambda: register(dispatcher, "chosen"),
-            lambda: face.get_or_register_dataset(
+            lambda: servicer.get_or_register_dataset(
                 tf.GetOrRegisterDatasetRequest(dataset_id="chosen")
             ),
         ]
-        face = TensorFlowFace(dispatcher)
+        servicer = TfDataDispatcherServicer(dispatcher)
         for dataset_id, use in zip([*ids, "chosen"], uses, strict=True):
             dispatcher.state.datasets[dataset_id].used_ms = 1
             await use()
@@ -498,14 +498,14 @@ def test_a_dataset_that_is_registered_again_counts_as_used(monkeypatch: pytest.M
             sequence = dispatcher.state.sequence
             await use()
             assert dispatcher.state.sequence == sequence, "each start of a trainer is an event"
-        await face.close()
+        await servicer.close()
 
     run_dispatcher(MemoryStorage(), scene, **NEVER)
 
 
 def test_an_id_that_another_dataset_gets_yields_that_ones_splits() -> None:
     async def scene(dispatcher: Dispatcher) -> None:
-        face, first = TensorFlowFace(dispatcher), []
+        servicer, first = TfDataDispatcherServicer(dispatcher), []
         for source in (ev.SplitSource(count=5), ev.SplitSource(arithmetic=STEPS)):
             definition = ev.DatasetDefinition(sources=[source])
             dataset_id = await dispatcher.graphs.register("chosen", definition, GRAPH)
@@ -514,11 +514,11 @@ def test_an_id_that_another_dataset_gets_yields_that_ones_splits() -> None:
                 c.JoinIteration(job_id=await dispatcher.execute(job), epoch=0)
             )
             request = tf.GetSplitRequest(iteration_id=joined.iteration_id)
-            first.append((await face.get_split(request)).split)
+            first.append((await servicer.get_split(request)).split)
             await leave(dispatcher, joined)
             await remove(dispatcher, dataset_id)
         assert first[0] != first[1]
-        await face.close()
+        await servicer.close()
 
     run_dispatcher(MemoryStorage(), scene, **NEVER)
 

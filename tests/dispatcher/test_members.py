@@ -10,7 +10,7 @@ import pytest
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
 from forebay.service.dispatcher.dispatcher import Dispatcher
-from forebay.service.dispatcher.tensorflow_face import TensorFlowFace
+from forebay.service.dispatcher.tf_data_dispatcher_servicer import TfDataDispatcherServicer
 from forebay.service.errors import Unavailable
 from forebay.service.proto import tf_service_pb2 as tf
 from forebay.storage import MemoryStorage, StorageError
@@ -79,14 +79,16 @@ def test_a_stock_client_that_has_not_begun_to_read_is_not_given_up() -> None:
         definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=1)])
         await dispatcher.execute(c.RegisterDataset(dataset_id="d", definition=definition))
         job_id = await dispatcher.execute(c.GetOrCreateJob(dataset_id="d", name="", sharding=0))
-        face = TensorFlowFace(dispatcher)
-        joined = await face.get_or_create_iteration(tf.GetOrCreateIterationRequest(job_id=job_id))
+        servicer = TfDataDispatcherServicer(dispatcher)
+        joined = await servicer.get_or_create_iteration(
+            tf.GetOrCreateIterationRequest(job_id=job_id)
+        )
         await asyncio.sleep(1.5)  # several times its timeout
         client_id = joined.iteration_client_id
         assert client_id in dispatcher.state.consumers
-        await face.client_heartbeat(tf.ClientHeartbeatRequest(iteration_client_id=client_id))
+        await servicer.client_heartbeat(tf.ClientHeartbeatRequest(iteration_client_id=client_id))
         await until(lambda: not dispatcher.state.consumers)
-        await face.close()
+        await servicer.close()
 
     run_dispatcher(MemoryStorage(), silent, client_timeout_ms=200)
 
@@ -104,7 +106,7 @@ def test_a_stock_worker_may_be_lost_while_it_is_told_of_coordinated_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def lost(dispatcher: Dispatcher) -> None:
-        face = TensorFlowFace(dispatcher)
+        servicer = TfDataDispatcherServicer(dispatcher)
         beat = tf.WorkerHeartbeatRequest(worker_address="w:1", worker_uid=1)
 
         async def lose_its_worker(*_: Any) -> Any:
@@ -112,18 +114,18 @@ def test_a_stock_worker_may_be_lost_while_it_is_told_of_coordinated_reads(
                 await dispatcher.execute(c.LoseWorker(worker_id=worker_id, reason="r"))
             return b""
 
-        await face.worker_heartbeat(beat)
+        await servicer.worker_heartbeat(beat)
         with monkeypatch.context() as patch:
             patch.setattr(dispatcher, "settled", lose_its_worker)
             for name in "ab":
                 await read_in_rounds(dispatcher, name)
-            await face.pusher.wait_until_pushed(dispatcher.state.tasks)
-        assert not any(pusher.done() for pusher in face.pusher._pushers)
+            await servicer.pusher.wait_until_pushed(dispatcher.state.tasks)
+        assert not any(pusher.done() for pusher in servicer.pusher._pushers)
         await read_in_rounds(dispatcher, "c")
         monkeypatch.setattr(dispatcher.graphs, "_read_blob", lose_its_worker)
-        assert not (await face.worker_heartbeat(beat)).tasks_to_delete
+        assert not (await servicer.worker_heartbeat(beat)).tasks_to_delete
         assert all(task.orphan for task in dispatcher.state.tasks.values())
-        await face.close()
+        await servicer.close()
 
     run_dispatcher(MemoryStorage(), lost)
 

@@ -15,7 +15,7 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
 from forebay.service.dispatcher import group_progress
 from forebay.service.dispatcher.dispatcher import Dispatcher
-from forebay.service.dispatcher.forebay_face import ForebayFace
+from forebay.service.dispatcher.dispatcher_servicer import DispatcherServicer
 from forebay.service.errors import AlreadyExists, InvalidArgument
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto.python_pb2 import PythonDataset
@@ -27,12 +27,12 @@ from .leading import run_dispatcher, until
 ORDER = ev.OrderSpec(seed=5, shuffle=True, cycle_length=2, block_length=3, bundle_splits=4)
 
 
-class Face:
+class Servicer:
     """The methods of Forebay's protocol, as connections call them."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
-        self._methods = ForebayFace(dispatcher).methods()
+        self._methods = DispatcherServicer(dispatcher).methods()
 
     async def call(self, request: Any) -> Any:
         function, _, _ = self._methods[type(request).__name__.removesuffix("Request")]
@@ -69,14 +69,14 @@ def test_lengths_are_declared_only_for_the_dataset_that_is_registered() -> None:
     """Another one under the same id is not read, as the client warns."""
 
     async def registers(dispatcher: Dispatcher) -> None:
-        face = Face(dispatcher)
+        servicer = Servicer(dispatcher)
 
         async def register(function: bytes, *lengths: int) -> dict[int, list[int]]:
             python = PythonDataset(function=function).SerializeToString()
             request = pb.RegisterDatasetRequest(
                 dataset_id="d", python=python, sources=[ev.SplitSource(count=3)], lengths=lengths
             )
-            await face.call(request)
+            await servicer.call(request)
             return dispatcher.state.datasets["d"].lengths
 
         assert await register(b"one") == {}
@@ -94,27 +94,27 @@ def test_the_next_dispatcher_knows_the_lengths_that_the_one_before_learned(tmp_p
 
     async def learns(dispatcher: Dispatcher) -> None:
         await register(dispatcher)
-        face = Face(dispatcher)
-        first, second = [await face.join(index) for index in range(2)]
+        servicer = Servicer(dispatcher)
+        first, second = [await servicer.join(index) for index in range(2)]
         for joined in (first, second):
             assert joined.order == complete
             assert joined.lengths == [-1] * 5
-        (task,) = await face.work(1)
+        (task,) = await servicer.work(1)
         assert task.order == complete
-        await face.learn(first.consumer_id, bundles=[3, 0], lengths=[6, 0])
-        await face.learn(second.consumer_id, bundles=[3], lengths=[6])
-        status = json.loads((await face.call(pb.GetStatusRequest())).status)
+        await servicer.learn(first.consumer_id, bundles=[3, 0], lengths=[6, 0])
+        await servicer.learn(second.consumer_id, bundles=[3], lengths=[6])
+        status = json.loads((await servicer.call(pb.GetStatusRequest())).status)
         assert status["jobs"][0]["order"]["known_lengths"] == 2
         group = status["jobs"][0]["iterations"][0]["group"]
         assert [(member["index"], member["consumers"]) for member in group] == [(0, 2), (1, 2)]
 
     async def knows(dispatcher: Dispatcher) -> None:
-        face = Face(dispatcher)
+        servicer = Servicer(dispatcher)
         with pytest.raises(AlreadyExists, match="index=0 of a group of 2"):
-            await face.join(0, of=3)
+            await servicer.join(0, of=3)
         for consumer_id in sorted(dispatcher.state.consumers):
-            await face.call(pb.LeaveIterationRequest(consumer_id=consumer_id))
-        joined = await face.join(2, of=3, start=16)
+            await servicer.call(pb.LeaveIterationRequest(consumer_id=consumer_id))
+        joined = await servicer.join(2, of=3, start=16)
         assert joined.order == complete
         assert joined.lengths == [0, -1, -1, 6, -1]
         assert [task.worker_address for task in joined.news.tasks] == ["w:1"]
@@ -127,13 +127,13 @@ def test_the_next_dispatcher_knows_the_lengths_that_the_one_before_learned(tmp_p
 def test_lengths_that_differ_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def differs(dispatcher: Dispatcher) -> None:
         await register(dispatcher)
-        face = Face(dispatcher)
-        joined = await face.join(0)
+        servicer = Servicer(dispatcher)
+        joined = await servicer.join(0)
         for length in (3, 4, 5):
-            await face.learn(joined.consumer_id, bundles=[1], lengths=[length])
+            await servicer.learn(joined.consumer_id, bundles=[1], lengths=[length])
         with pytest.raises(InvalidArgument, match="bundles are 0 to 4"):
-            await face.learn(joined.consumer_id, bundles=[5], lengths=[1])
-        again = await face.join(1)
+            await servicer.learn(joined.consumer_id, bundles=[5], lengths=[1])
+        again = await servicer.join(1)
         assert again.lengths == [-1, 3, -1, -1, -1]
 
     with caplog.at_level(logging.WARNING):
@@ -145,17 +145,17 @@ def test_lengths_that_differ_are_logged_once(caplog: pytest.LogCaptureFixture) -
 def test_consumers_learn_at_once_that_a_worker_drains() -> None:
     async def drains(dispatcher: Dispatcher) -> None:
         await register(dispatcher)
-        face = Face(dispatcher)
-        await face.work(1)
-        joined = await face.join(0)
+        servicer = Servicer(dispatcher)
+        await servicer.work(1)
+        joined = await servicer.join(0)
         (before,) = joined.news.tasks
         assert before.worker_address == "w:1"
         poll = pb.ConsumerHeartbeatRequest(
             consumer_id=joined.consumer_id, version=joined.news.version, wait_ms=30_000
         )
-        waiting = asyncio.create_task(face.call(poll))
+        waiting = asyncio.create_task(servicer.call(poll))
         await asyncio.sleep(0)
-        assert await face.work(1, draining=True) == []
+        assert await servicer.work(1, draining=True) == []
         assert list((await waiting).tasks) == []
 
     run_dispatcher(MemoryStorage(), drains)
@@ -164,18 +164,18 @@ def test_consumers_learn_at_once_that_a_worker_drains() -> None:
 def test_who_is_started_again_has_its_place_soon_after_its_connection_broke() -> None:
     async def starts_again(dispatcher: Dispatcher) -> None:
         await register(dispatcher)
-        face = Face(dispatcher)
-        joined, other = [await face.join(index) for index in range(2)]
+        servicer = Servicer(dispatcher)
+        joined, other = [await servicer.join(index) for index in range(2)]
         poll = pb.ConsumerHeartbeatRequest(
             consumer_id=joined.consumer_id, version=joined.news.version, wait_ms=30_000
         )
-        waiting = asyncio.create_task(face.call(poll))
+        waiting = asyncio.create_task(servicer.call(poll))
         await asyncio.sleep(0.01)
         with pytest.raises(AlreadyExists):
-            await face.join(0)
+            await servicer.join(0)
         waiting.cancel()
         await until(lambda: dispatcher.failure_detector.is_gone(joined.consumer_id))
-        again = await face.join(0, start=32)
+        again = await servicer.join(0, start=32)
         assert dispatcher.state.consumers.keys() == {again.consumer_id, other.consumer_id}
 
     run_dispatcher(MemoryStorage(), starts_again, reconnect_grace_ms=100)
@@ -188,16 +188,18 @@ def test_what_a_group_reports_is_one_event_in_some_seconds(monkeypatch: pytest.M
 
     async def reports(dispatcher: Dispatcher) -> None:
         await register(dispatcher)
-        face, moved = Face(dispatcher), []
+        servicer, moved = Servicer(dispatcher), []
         dispatcher.subscribe(
             lambda e: moved.append(e.consumers_moved) if e.HasField("consumers_moved") else None
         )
-        one, other = [(await face.join(index)).consumer_id for index in range(2)]
+        one, other = [(await servicer.join(index)).consumer_id for index in range(2)]
         for consumer_id, position, later_s in (
             (one, 8, 0), (other, 8, 1), (one, 16, 1), (other, 24, 3), (one, 16, 9),
         ):  # fmt: skip
             now[0] += later_s
-            await face.call(pb.ConsumerHeartbeatRequest(consumer_id=consumer_id, position=position))
+            await servicer.call(
+                pb.ConsumerHeartbeatRequest(consumer_id=consumer_id, position=position)
+            )
         assert [(list(m.consumers), list(m.positions)) for m in moved] == [
             ([one], [8]),
             ([one, other], [16, 24]),
@@ -208,8 +210,8 @@ def test_what_a_group_reports_is_one_event_in_some_seconds(monkeypatch: pytest.M
         dispatcher.subscribe(
             lambda e: left.append(e.consumer_left) if e.HasField("consumer_left") else None
         )
-        await face.call(pb.LeaveIterationRequest(consumer_id=one, position=32))
-        await face.call(pb.LeaveIterationRequest(consumer_id=other))  # of an earlier version
+        await servicer.call(pb.LeaveIterationRequest(consumer_id=one, position=32))
+        await servicer.call(pb.LeaveIterationRequest(consumer_id=other))  # of an earlier version
         assert [(e.position, e.HasField("position")) for e in left] == [(32, True), (0, False)]
 
     run_dispatcher(MemoryStorage(), reports)

@@ -1,4 +1,4 @@
-"""Coordinated reads of Forebay's, in any order of events: the dispatcher's face, workers' policy
+"""Coordinated reads of Forebay's, in any order of events: the dispatcher's service, workers' policy
 and the consumers' rounds as they are, with nothing between them but what is late or lost."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from forebay.service.client.rounds import RoundsMode
 from forebay.service.core import commands as c
 from forebay.service.delivery import RoundsOutput, Subscription
 from forebay.service.dispatcher.dispatcher import Dispatcher
-from forebay.service.dispatcher.forebay_face import ForebayFace
+from forebay.service.dispatcher.dispatcher_servicer import DispatcherServicer
 from forebay.service.errors import NotFound
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import MemoryStorage
@@ -81,7 +81,7 @@ class Consumer(RoundsMode):
 class Cluster:
     def __init__(self, dispatcher: Dispatcher, consumers: int) -> None:
         self.dispatcher = dispatcher
-        self.face = ForebayFace(dispatcher)
+        self.servicer = DispatcherServicer(dispatcher)
         self.number = consumers
         self.uids = itertools.count(1)
         self.alive: dict[int, int] = {}  # uid of the process at each address
@@ -98,9 +98,9 @@ class Cluster:
         request = pb.GetOrCreateJobRequest(
             dataset_id="d", job_name="rounds", num_consumers=self.number
         )
-        job = await self.face.get_or_create_job(request)
+        job = await self.servicer.get_or_create_job(request)
         for index in range(self.number):
-            joined = await self.face.join_iteration(pb.JoinIterationRequest(job_id=job.job_id))
+            joined = await self.servicer.join_iteration(pb.JoinIterationRequest(job_id=job.job_id))
             self.consumers.append(Consumer(joined.consumer_id, index, self.number))
         for address in range(workers):
             await self.worker(address, anew=False)
@@ -112,7 +112,7 @@ class Cluster:
             self.alive[address] = next(self.uids)
         uid = self.alive[address]
         for _ in range(2):  # the first may register it only
-            response = await self.face.worker_heartbeat(
+            response = await self.servicer.worker_heartbeat(
                 pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address=f"w:{address}", uid=uid)
             )
         for task in response.tasks:
@@ -130,7 +130,7 @@ class Cluster:
 
     async def beat(self, consumer: Consumer, lost: bool) -> None:
         try:
-            response = await self.face.consumer_heartbeat(consumer.request())
+            response = await self.servicer.consumer_heartbeat(consumer.request())
         except NotFound as error:
             assert "within a round:" in str(error)
             self.torn = True
@@ -145,7 +145,7 @@ class Cluster:
             if output is None or info.lost or info.worker_uid not in self.alive.values():
                 continue
             if task_id not in consumer.subscriptions:
-                opened = output.open(consumer.order(task_id))
+                opened = output.open(consumer.read_request(task_id))
                 assert isinstance(opened, Subscription), opened
                 consumer.subscriptions[task_id] = opened
             item = consumer.subscriptions[task_id].next(True, elements)
@@ -207,7 +207,7 @@ async def act(cluster: Cluster, action: tuple[Any, ...]) -> None:
             for consumer in consumers:
                 consumer.go_on(steps)
         case ("another dispatcher",):  # which knows what is in the journal
-            cluster.face = ForebayFace(cluster.dispatcher)
+            cluster.servicer = DispatcherServicer(cluster.dispatcher)
 
 
 async def heal(cluster: Cluster) -> None:

@@ -21,7 +21,7 @@ from tensorflow.data.experimental import service
 from forebay.service.connections.grpc_server import CHANNEL_OPTIONS, bind
 from forebay.service.dispatcher.candidate import Candidate
 from forebay.service.dispatcher.options import DispatcherOptions
-from forebay.service.dispatcher.tensorflow_face import TensorFlowFace
+from forebay.service.dispatcher.tf_data_dispatcher_servicer import TfDataDispatcherServicer
 from forebay.service.pipelines.tf_data.evaluate import evaluate
 from forebay.service.pipelines.tf_data.imports import graph_of
 from forebay.service.proto import tf_service_pb2 as pb
@@ -58,15 +58,15 @@ class OurDispatcher:
 
     async def _serve(self) -> None:
         dispatcher = await Candidate(MemoryStorage(), DispatcherOptions(), "").take_over()
-        face = TensorFlowFace(dispatcher, evaluate)
+        servicer = TfDataDispatcherServicer(dispatcher, evaluate)
         server = grpc.aio.server()
-        server.add_generic_rpc_handlers((face.handlers(),))
+        server.add_generic_rpc_handlers((servicer.handlers(),))
         self.address = bind(server, "127.0.0.1", 0)
         await server.start()
         self._serving.set()
         await self._stopped.wait()
         await server.stop(None)
-        await face.close()
+        await servicer.close()
         await dispatcher.close()
 
     def stop(self) -> None:

@@ -23,8 +23,8 @@ from forebay.service.core import commands as c
 from forebay.service.core.state import EndedSave
 from forebay.service.dispatcher import save_directory, saves
 from forebay.service.dispatcher.dispatcher import Dispatcher
-from forebay.service.dispatcher.forebay_face import ForebayFace
-from forebay.service.dispatcher.tensorflow_face import TensorFlowFace
+from forebay.service.dispatcher.dispatcher_servicer import DispatcherServicer
+from forebay.service.dispatcher.tf_data_dispatcher_servicer import TfDataDispatcherServicer
 from forebay.service.errors import (
     AlreadyExists,
     FailedPrecondition,
@@ -62,11 +62,11 @@ class Served:
 
     def __init__(self, dispatcher: Dispatcher, path: pathlib.Path) -> None:
         self.dispatcher = dispatcher
-        self.face = TensorFlowFace(dispatcher)
+        self.servicer = TfDataDispatcherServicer(dispatcher)
         self.path = str(path)
 
     async def save(self, path: str | None = None) -> None:
-        await self.face.snapshot(
+        await self.servicer.snapshot(
             pb.SnapshotRequest(
                 dataset=pb.DatasetDef(graph=SLICES.SerializeToString()),
                 path=self.path if path is None else path,
@@ -80,13 +80,13 @@ class Served:
         if progress:
             said = pb.SnapshotTaskProgress(**progress)
             request.snapshot_task_progress[self.path].CopyFrom(said)
-        answer = await self.face.worker_heartbeat(request)
+        answer = await self.servicer.worker_heartbeat(request)
         assert all(task.base_path == self.path for task in answer.snapshot_tasks)
         return [task.stream_index for task in answer.snapshot_tasks]
 
     async def split(self, number: int = 1, stream: int = 0, pass_number: int = 0) -> Any:
         """The local index, and the split's tensor."""
-        answer = await self.face.get_snapshot_split(
+        answer = await self.servicer.get_snapshot_split(
             pb.GetSnapshotSplitRequest(
                 worker_address=f"w:{number}", base_path=self.path, stream_index=stream,
                 repetition_index=pass_number,
@@ -107,7 +107,7 @@ def serve(storage: Storage, path: pathlib.Path, steps: Steps, **options: Any) ->
         try:
             await steps(served)
         finally:
-            await served.face.close()
+            await served.servicer.close()
 
     run_dispatcher(storage, run, **options)
 
@@ -144,7 +144,7 @@ def test_the_directory_is_tensorflows(tmp_path: pathlib.Path) -> None:
             "stream_1/splits/source_0/repetition_0/split_1_2": values[2],
         }
         assert await served.split(2, 1) == (2, None)
-        streams = await served.face.get_snapshot_streams(
+        streams = await served.servicer.get_snapshot_streams(
             pb.GetSnapshotStreamsRequest(path=served.path)
         )
         assigned = pb.SnapshotStreamInfo.ASSIGNED
@@ -368,7 +368,7 @@ def test_a_hanging_directory_blocks_neither_other_streams_nor_the_end_of_other_s
         async def streams_are_of(*paths: str) -> None:
             found: list[str] = []
             while found != [*paths]:
-                answer = await served.face.worker_heartbeat(request)
+                answer = await served.servicer.worker_heartbeat(request)
                 found = [task.base_path for task in answer.snapshot_tasks]
                 assert {*found} <= {*paths}
 
@@ -414,13 +414,13 @@ def test_a_client_that_cancels_before_a_save_begins_leaves_no_half_made_director
     monkeypatch.setattr(save_directory, "prepare", prepare)
 
     async def steps(served: Served) -> None:
-        asking = asyncio.create_task(ForebayFace(served.dispatcher).start_save(ours(path)))
+        asking = asyncio.create_task(DispatcherServicer(served.dispatcher).start_save(ours(path)))
         await until(prepares.is_set)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
         goes_on.set()
-        await ForebayFace(served.dispatcher).start_save(ours(path))
+        await DispatcherServicer(served.dispatcher).start_save(ours(path))
 
     serve(open_storage(str(tmp_path / "journal")), path, steps)
     assert sorted(os.listdir(tmp_path)) == ["journal", "save"]
@@ -437,7 +437,7 @@ def test_a_retry_uses_the_directory_that_a_killed_dispatcher_prepared(
         raise Died
 
     async def steps(served: Served) -> None:
-        await ForebayFace(served.dispatcher).start_save(ours(path))
+        await DispatcherServicer(served.dispatcher).start_save(ours(path))
 
     with monkeypatch.context() as patched:
         patched.setattr(save_directory, "prepare", dies)
@@ -451,13 +451,13 @@ def test_a_retry_uses_the_directory_that_a_killed_dispatcher_prepared(
 
 def test_a_waiting_worker_is_told_of_a_stream_that_becomes_free(tmp_path: pathlib.Path) -> None:
     async def steps(served: Served) -> None:
-        face = ForebayFace(served.dispatcher)
+        servicer = DispatcherServicer(served.dispatcher)
         beat = forebay_pb2.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="w:1", uid=1)
-        version = (await face.worker_heartbeat(beat)).version
+        version = (await servicer.worker_heartbeat(beat)).version
         beat.MergeFrom(forebay_pb2.WorkerHeartbeatRequest(version=version, wait_ms=600_000))
-        waiting = asyncio.create_task(face.worker_heartbeat(beat))
+        waiting = asyncio.create_task(servicer.worker_heartbeat(beat))
         await until(lambda: bool(served.dispatcher.waiting))
-        await face.start_save(ours(tmp_path / "save"))
+        await servicer.start_save(ours(tmp_path / "save"))
         assert [stream.stream for stream in (await waiting).streams] == [0]
 
     serve(open_storage(str(tmp_path / "journal")), tmp_path, steps)
@@ -471,17 +471,17 @@ def test_only_stock_workers_save_a_dataset_that_calls_python(tmp_path: pathlib.P
     request.graph = drawn.SerializeToString()
 
     async def steps(served: Served) -> None:
-        face = ForebayFace(served.dispatcher)
+        servicer = DispatcherServicer(served.dispatcher)
         beat = forebay_pb2.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="o:1", uid=9)
-        await face.worker_heartbeat(beat)
+        await servicer.worker_heartbeat(beat)
         with pytest.raises(
             Unimplemented, match=r"'python' \(EagerPyFunc\) is a function in Python"
         ):
-            await face.start_save(request)
+            await servicer.start_save(request)
         assert not path.exists()
         assert await served.beat() == []
-        await face.start_save(request)
-        assert not (await face.worker_heartbeat(beat)).streams
+        await servicer.start_save(request)
+        assert not (await servicer.worker_heartbeat(beat)).streams
         assert await served.beat() == [0]
 
     serve(open_storage(str(tmp_path / "journal")), path, steps)
@@ -510,8 +510,8 @@ def test_a_refused_save_leaves_no_files(tmp_path: pathlib.Path) -> None:
         assert not served.dispatcher.state.save_at
         with pytest.raises(NotFound, match="does not know of a save"):
             await served.split()
-        face = ForebayFace(served.dispatcher)
-        await face.worker_heartbeat(
+        servicer = DispatcherServicer(served.dispatcher)
+        await servicer.worker_heartbeat(
             forebay_pb2.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="o:1", uid=9)
         )
         two = forebay_pb2.StartSaveRequest(
@@ -521,7 +521,7 @@ def test_a_refused_save_leaves_no_files(tmp_path: pathlib.Path) -> None:
             metadata=METADATA.SerializeToString(),
         )
         with pytest.raises(Unimplemented, match="of why"):
-            await face.start_save(two)
+            await servicer.start_save(two)
 
     serve(open_storage(str(tmp_path / "journal")), tmp_path / "save", steps)
     assert sorted(os.listdir(tmp_path)) == ["file", "journal", "other"]
@@ -529,12 +529,12 @@ def test_a_refused_save_leaves_no_files(tmp_path: pathlib.Path) -> None:
 
 def test_a_retry_by_our_client_begins_no_second_save(tmp_path: pathlib.Path) -> None:
     async def steps(served: Served) -> None:
-        face, request = ForebayFace(served.dispatcher), ours(pathlib.Path(served.path))
-        await asyncio.gather(face.start_save(request), face.start_save(request))
-        await face.start_save(request)
+        servicer, request = DispatcherServicer(served.dispatcher), ours(pathlib.Path(served.path))
+        await asyncio.gather(servicer.start_save(request), servicer.start_save(request))
+        await servicer.start_save(request)
         request.request.number = 2
         with pytest.raises(AlreadyExists):
-            await face.start_save(request)
+            await servicer.start_save(request)
         assert list(served.dispatcher.state.save_at) == [served.path]
 
     serve(open_storage(str(tmp_path / "journal")), tmp_path / "save", steps)

@@ -17,7 +17,7 @@ from forebay.service.core import commands as c
 from forebay.service.diagnosis import findings
 from forebay.service.dispatcher import leadership, storage_watch
 from forebay.service.dispatcher.dispatcher import Dispatcher
-from forebay.service.dispatcher.forebay_face import ForebayFace
+from forebay.service.dispatcher.dispatcher_servicer import DispatcherServicer
 from forebay.service.errors import Unavailable
 from forebay.service.findings import Finding
 from forebay.service.processes import free_port
@@ -70,7 +70,7 @@ class Hanging(MemoryStorage):
 
 
 async def told(dispatcher: Dispatcher, **request: Any) -> list[Finding]:
-    answer = ForebayFace(dispatcher).methods()["GetStatus"][0]
+    answer = DispatcherServicer(dispatcher).methods()["GetStatus"][0]
     status = (await answer(pb.GetStatusRequest(**request))).status
     return findings(json.loads(status))
 
@@ -89,7 +89,7 @@ def test_the_first_finding_is_the_storage_until_it_answers(
         waits = asyncio.create_task(dispatcher.execute(c.RegisterWorker(address="w:2", uid=2)))
         await until(lambda: dispatcher.storage_watch.silent_s > 0)
         for name in ("GetStatus", "ListDatasets", "FindGoneConsumers"):
-            answer, request, _ = ForebayFace(dispatcher).methods()[name]
+            answer, request, _ = DispatcherServicer(dispatcher).methods()[name]
             with pytest.raises(
                 Unavailable, match=r"the journal's storage memory: has not answered"
             ):

@@ -11,8 +11,8 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
 from forebay.service.dispatcher import task_removal
 from forebay.service.dispatcher.dispatcher import Dispatcher
-from forebay.service.dispatcher.forebay_face import ForebayFace
-from forebay.service.dispatcher.tensorflow_face import TensorFlowFace
+from forebay.service.dispatcher.dispatcher_servicer import DispatcherServicer
+from forebay.service.dispatcher.tf_data_dispatcher_servicer import TfDataDispatcherServicer
 from forebay.service.errors import FailedPrecondition, NotFound
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import tf_service_pb2 as tf
@@ -62,19 +62,19 @@ def test_a_consumer_that_is_given_up_while_it_is_being_answered_is_told_why(
         (consumer_id,) = dispatcher.state.consumers
         left.append(consumer_id)
         await dispatcher.execute(c.RegisterWorker(address="w:2", uid=2, stock=True))
-        face = TensorFlowFace(dispatcher)
+        servicer = TfDataDispatcherServicer(dispatcher)
 
         async def given_up_meanwhile(_: object) -> None:
             leave = c.LeaveIteration(consumer_id=consumer_id, reason="no sign of life")
             await dispatcher.execute(leave)
 
-        monkeypatch.setattr(face.pusher, "wait_until_pushed", given_up_meanwhile)
+        monkeypatch.setattr(servicer.pusher, "wait_until_pushed", given_up_meanwhile)
         request = tf.ClientHeartbeatRequest(iteration_client_id=consumer_id, current_round=1)
         unknown = rf"Unknown iteration client id.* {consumer_id} not found: no sign of life"
         for _ in range(2):  # in tf.data service's words
             with pytest.raises(NotFound, match=unknown):
-                await face.client_heartbeat(request)
-        await face.close()
+                await servicer.client_heartbeat(request)
+        await servicer.close()
 
     async def led_by_another(dispatcher: Dispatcher) -> None:
         why = f"{left[0]} not found: no sign of life for .* ms .* read the dataset again"
@@ -95,7 +95,7 @@ def test_all_consumers_are_told_of_a_torn_round(how: str, then: str) -> None:
     def beats(dispatcher: Dispatcher, index: int, *held: pb.HeldTask) -> Awaitable[object]:
         rounds = pb.RoundReport(consumer_index=index, held=held)
         request = pb.ConsumerHeartbeatRequest(consumer_id=consumers[index], rounds=rounds)
-        return ForebayFace(dispatcher).consumer_heartbeat(request)
+        return DispatcherServicer(dispatcher).consumer_heartbeat(request)
 
     async def scene(dispatcher: Dispatcher) -> None:
         task_id = await begin(dispatcher)
@@ -133,15 +133,15 @@ def test_consumers_of_both_faces_cannot_share_a_read() -> None:
     async def scene(dispatcher: Dispatcher) -> None:
         await begin(dispatcher)  # its consumer is none of TensorFlow's
         (job_id,) = dispatcher.state.jobs
-        face = TensorFlowFace(dispatcher)
+        servicer = TfDataDispatcherServicer(dispatcher)
         with pytest.raises(FailedPrecondition, match="use one kind"):
-            await face.get_or_create_iteration(tf.GetOrCreateIterationRequest(job_id=job_id))
+            await servicer.get_or_create_iteration(tf.GetOrCreateIterationRequest(job_id=job_id))
         (consumer_id,) = dispatcher.state.consumers
         await dispatcher.execute(c.LeaveIteration(consumer_id=consumer_id, reason="r"))
-        await face.get_or_create_iteration(tf.GetOrCreateIterationRequest(job_id=job_id))
-        ours = ForebayFace(dispatcher)
+        await servicer.get_or_create_iteration(tf.GetOrCreateIterationRequest(job_id=job_id))
+        ours = DispatcherServicer(dispatcher)
         with pytest.raises(FailedPrecondition, match="use one kind"):
             await ours.join_iteration(pb.JoinIterationRequest(job_id=job_id))
-        await face.close()
+        await servicer.close()
 
     run_dispatcher(MemoryStorage(), scene)

@@ -11,7 +11,7 @@ import pytest
 
 from forebay import service
 from forebay.service import DispatchServer, WorkerConfig
-from forebay.service.client.waiting import fetch_status
+from forebay.service.client.dispatcher_status import fetch_status
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import ForebayError
 from forebay.service.launch.dask_cluster import ForebayWorkers

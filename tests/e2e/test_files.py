@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from forebay import service
+from forebay.service.client.dispatcher_status import fetch_status
 from forebay.service.client.reader import fetch_dataset
-from forebay.service.client.waiting import fetch_status
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import FailedPrecondition
 from forebay.service.order import EpochOrder, permuted_many

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.data.experimental import service as stock
 
 from forebay import service
-from forebay.service.delivery.takes import FIRST
+from forebay.service.delivery.in_flight import FIRST
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker import WorkerOptions
 from forebay.service.worker.metrics import COUNTS, PARKED, SHED

@@ -27,8 +27,8 @@ from tensorflow.data.experimental import service as stock
 
 from forebay import service
 from forebay.journal.proto import events_pb2 as ev
+from forebay.service.client.dispatcher_status import fetch_status
 from forebay.service.client.reader import fetch_dataset
-from forebay.service.client.waiting import fetch_status
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import PipelineError
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from forebay import service
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.client.waiting import fetch_status
+from forebay.service.client.dispatcher_status import fetch_status
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.storage import FileStorage
 

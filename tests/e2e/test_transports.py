@@ -17,7 +17,7 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service import malloc
 from forebay.service.blocks import Block
 from forebay.service.client import links
-from forebay.service.client.first_come import FirstCome
+from forebay.service.client.first_come import FirstComeMode
 from forebay.service.client.reader import fetch_dataset
 from forebay.service.connections.protocols import GRPC, TCP, UNIX, transfer_protocol
 from forebay.service.errors import FailedPrecondition, InvalidArgument
@@ -142,7 +142,7 @@ class TestByName:
             arrived += block.count
             held.append(arrived - taken)
 
-        monkeypatch.setattr(FirstCome, "arrived", arrive)
+        monkeypatch.setattr(FirstComeMode, "arrived", arrive)
         with service.read(
             dispatcher.target, dataset_id, max_outstanding_requests=limit
         ) as elements:

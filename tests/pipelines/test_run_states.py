@@ -17,19 +17,19 @@ from forebay.service.pipelines.python.run_states import (
     Answered,
     Ask,
     Begun,
-    Broke,
-    Came,
+    ChildFailed,
+    ConsumerStalled,
     Done,
+    ElementsReceived,
     EndLate,
     Event,
     FailureRules,
-    Granted,
     Instruction,
-    Looked,
     Made,
+    ProgressPolled,
     RunStates,
+    SplitsGranted,
     StartRun,
-    Waited,
     Warn,
 )
 from forebay.service.proto.python_pb2 import RAISE, RETRY, SKIP, OnError
@@ -58,11 +58,11 @@ def states(
 def test_a_range_is_asked_for_when_a_slot_has_nothing_to_do_and_not_before() -> None:
     made, tell = states()
     assert tell(Begun()) == [Ask()]
-    assert tell(Granted(SplitRange(0, 3, 0))) == [StartRun(0, 0, 3, 0), Ask()]
-    assert tell(Granted(SplitRange(3, 1, 0))) == [StartRun(1, 3, 1, 0)]
-    assert tell(Came(0, 5, ElementPlace(1, 2))) == []
+    assert tell(SplitsGranted(SplitRange(0, 3, 0))) == [StartRun(0, 0, 3, 0), Ask()]
+    assert tell(SplitsGranted(SplitRange(3, 1, 0))) == [StartRun(1, 3, 1, 0)]
+    assert tell(ElementsReceived(0, 5, ElementPlace(1, 2))) == []
     assert tell(Done(1)) == [Ask()]
-    assert tell(Granted(None)) == []
+    assert tell(SplitsGranted(None)) == []
     assert not made.is_over
     assert tell(Done(0)) == []
     assert made.is_over
@@ -71,13 +71,15 @@ def test_a_range_is_asked_for_when_a_slot_has_nothing_to_do_and_not_before() -> 
 def test_what_was_to_be_run_again_goes_on_behind_what_came() -> None:
     _, tell = states(RETRY, 1, width=1)
     tell(Begun())
-    assert tell(Granted(SplitRange(0, 9, 0))) == [StartRun(0, 0, 9, 0)]
-    tell(Came(0, 7, ElementPlace(2, 3)))
-    assert tell(Broke(0, Failed("UNKNOWN", "why", ElementPlace(2, 4)))) == [StartRun(0, 2, 7, 4)]
+    assert tell(SplitsGranted(SplitRange(0, 9, 0))) == [StartRun(0, 0, 9, 0)]
+    tell(ElementsReceived(0, 7, ElementPlace(2, 3)))
+    assert tell(ChildFailed(0, Failed("UNKNOWN", "why", ElementPlace(2, 4)))) == [
+        StartRun(0, 2, 7, 4)
+    ]
     died = Died("exit code 7", ElementPlace(6, 0), sent=ElementPlace(5, 0))
-    assert tell(Broke(0, died)) == [StartRun(0, 5, 4, 0)]
+    assert tell(ChildFailed(0, died)) == [StartRun(0, 5, 4, 0)]
     with pytest.raises(PipelineError, match=r"w:1: split 6, element 0: the process .* exit code 7"):
-        tell(Broke(0, died))
+        tell(ChildFailed(0, died))
 
 
 @pytest.mark.parametrize("on_error", [RETRY, SKIP])  # no split is to blame for a start
@@ -85,21 +87,21 @@ def test_starts_that_fail_count_for_their_own_splits(on_error: OnError) -> None:
     """All processes end at once if their fork server does."""
     _, tell = states(on_error, 1)
     tell(Begun())
-    tell(Granted(SplitRange(0, 3, 0)))
-    tell(Granted(SplitRange(3, 3, 0)))
+    tell(SplitsGranted(SplitRange(0, 3, 0)))
+    tell(SplitsGranted(SplitRange(3, 3, 0)))
     died = Died("with the worker's fork server", ElementPlace(-1, -1), ElementPlace(-1, 0))
-    assert tell(Broke(0, died)) == [StartRun(0, 0, 3, 0)]
-    assert tell(Broke(1, died)) == [StartRun(1, 3, 3, 0)]
+    assert tell(ChildFailed(0, died)) == [StartRun(0, 0, 3, 0)]
+    assert tell(ChildFailed(1, died)) == [StartRun(1, 3, 3, 0)]
     with pytest.raises(PipelineError, match="its start: the process that ran it ended"):
-        tell(Broke(0, died))
+        tell(ChildFailed(0, died))
 
 
 def test_a_bundle_is_run_again_from_its_first_split() -> None:
     _, tell = states(RETRY, 1, width=1, bundle_start=10)
     tell(Begun())
-    assert tell(Granted(SplitRange(4, 5, 0))) == [StartRun(0, 4, 5, 10)]
-    tell(Came(0, 7, ElementPlace(6, 1)))
-    assert tell(Broke(0, Died("exit code 7", ElementPlace(7, 0), ElementPlace(7, 0)))) == [
+    assert tell(SplitsGranted(SplitRange(4, 5, 0))) == [StartRun(0, 4, 5, 10)]
+    tell(ElementsReceived(0, 7, ElementPlace(6, 1)))
+    assert tell(ChildFailed(0, Died("exit code 7", ElementPlace(7, 0), ElementPlace(7, 0)))) == [
         StartRun(0, 4, 5, 17)
     ]
 
@@ -107,18 +109,18 @@ def test_a_bundle_is_run_again_from_its_first_split() -> None:
 def test_a_split_is_skipped_once_that_was_allowed() -> None:
     made, tell = states(SKIP, width=1)
     tell(Begun())
-    assert tell(Granted(SplitRange(0, 9, 0))) == [StartRun(0, 0, 9, 0)]
-    tell(Came(0, 2, ElementPlace(1, 1)))
+    assert tell(SplitsGranted(SplitRange(0, 9, 0))) == [StartRun(0, 0, 9, 0)]
+    tell(ElementsReceived(0, 2, ElementPlace(1, 1)))
     died = Died("exit code 7", ElementPlace(3, 2), sent=ElementPlace(1, 1))
-    report, ask = tell(Broke(0, died))
+    report, ask = tell(ChildFailed(0, died))
     assert ask == Ask()  # nothing waits for the answer but what was lost
     reason = "split 3, element 2: the process that ran it ended: exit code 7"
     assert report == SkipReport(3, 0, reason, 100)  # what was made of it did not come
-    assert tell(Granted(None)) == [] and not made.is_over
+    assert tell(SplitsGranted(None)) == [] and not made.is_over
     assert tell(Answered(True)) == [StartRun(0, 1, 2, 1)]
     assert tell(Done(0)) == [StartRun(0, 4, 5, 0)]
     there = ElementPlace(4, 0)
-    (report,) = tell(Broke(0, Died("x" * 9999, there, sent=there)))
+    (report,) = tell(ChildFailed(0, Died("x" * 9999, there, sent=there)))
     assert len(report.reason) == MAX_REASON
     with pytest.raises(PipelineError, match=r"x\n\(no more than 100 splits are skipped"):
         tell(Answered(False))
@@ -127,25 +129,27 @@ def test_a_split_is_skipped_once_that_was_allowed() -> None:
 def test_who_takes_too_long_is_ended_once_and_not_for_what_others_wait() -> None:
     made, tell = states(timeout_s=5)
     tell(Begun())
-    tell(Granted(SplitRange(0, 9, 0)))
-    assert tell(Looked({0: ElementPlace(-1, -1)}), 6) == []  # its start may take a minute
-    assert tell(Looked({0: ElementPlace(0, 0)}), 10) == []
-    tell(Waited(20))
-    assert tell(Looked({0: ElementPlace(0, 0)}), 34) == []
-    assert tell(Looked({0: ElementPlace(0, 0)}), 35) == [EndLate(0)]
-    assert tell(Looked({0: ElementPlace(0, 0)}), 60) == []
+    tell(SplitsGranted(SplitRange(0, 9, 0)))
+    assert tell(ProgressPolled({0: ElementPlace(-1, -1)}), 6) == []  # its start may take a minute
+    assert tell(ProgressPolled({0: ElementPlace(0, 0)}), 10) == []
+    tell(ConsumerStalled(20))
+    assert tell(ProgressPolled({0: ElementPlace(0, 0)}), 34) == []
+    assert tell(ProgressPolled({0: ElementPlace(0, 0)}), 35) == [EndLate(0)]
+    assert tell(ProgressPolled({0: ElementPlace(0, 0)}), 60) == []
     with pytest.raises(PipelineError, match="0: it has taken longer than 5 s") as raised:
-        tell(Broke(0, Died("it was killed by SIGKILL", ElementPlace(0, 0), ElementPlace(0, 0))))
+        tell(
+            ChildFailed(0, Died("it was killed by SIGKILL", ElementPlace(0, 0), ElementPlace(0, 0)))
+        )
     assert raised.value.code == "DEADLINE_EXCEEDED"
     assert made.patience_s == 5
 
     made, _ = states()
     made.handle(Begun(), 0)
-    made.handle(Granted(SplitRange(0, 9, 0)), 0)
-    assert made.handle(Looked({0: ElementPlace(0, 0)}), 1) == []
-    (said,) = made.handle(Looked({0: ElementPlace(0, 0)}), 1 + SILENT_S)
+    made.handle(SplitsGranted(SplitRange(0, 9, 0)), 0)
+    assert made.handle(ProgressPolled({0: ElementPlace(0, 0)}), 1) == []
+    (said,) = made.handle(ProgressPolled({0: ElementPlace(0, 0)}), 1 + SILENT_S)
     assert said == Warn("a Python dataset's function is in split 0, element 0 for 60 s")
-    assert made.handle(Looked({0: ElementPlace(0, 0)}), 100) == []
+    assert made.handle(ProgressPolled({0: ElementPlace(0, 0)}), 100) == []
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -180,7 +184,7 @@ def test_whatever_fails_when_each_element_comes_once(on_error: OnError, seed: in
         if event == "ask":
             asked = 0
             begins = next(firsts, None)
-            todo = tell(Granted(None if begins is None else SplitRange(begins, 5, 0)))
+            todo = tell(SplitsGranted(None if begins is None else SplitRange(begins, 5, 0)))
         elif event == "report":
             reports.pop(0)
             todo = tell(Answered(True))
@@ -191,7 +195,7 @@ def test_whatever_fails_when_each_element_comes_once(on_error: OnError, seed: in
             if taken:
                 came.update(left[:taken])
                 behind = ElementPlace(left[taken - 1].split, left[taken - 1].element + 1)
-                assert tell(Came(slot, taken, behind)) == []
+                assert tell(ElementsReceived(slot, taken, behind)) == []
                 del left[:taken]
             todo = []
             if not left:
@@ -203,7 +207,7 @@ def test_whatever_fails_when_each_element_comes_once(on_error: OnError, seed: in
                 at = left[lost]  # what is before it was made and not sent, if it died
                 died = Died("exit code 7", at, ElementPlace(left[0].split, 0))
                 failed = Failed("UNKNOWN", "why", at)
-                todo = tell(Broke(slot, died if lost or on_error == SKIP else failed))
+                todo = tell(ChildFailed(slot, died if lost or on_error == SKIP else failed))
     wanted = {
         ElementPlace(split, element)
         for split in range(30)
@@ -217,10 +221,10 @@ def test_a_range_is_made_once_all_of_it_came_whatever_failed() -> None:
     _, tell = states(RETRY, width=1, complete=complete)
     tell(Begun())
     whole = SplitRange(0, 6, 0)
-    assert tell(Granted(whole)) == [StartRun(0, 0, 6, 0)]
-    tell(Came(0, 3, ElementPlace(2, 1)))
+    assert tell(SplitsGranted(whole)) == [StartRun(0, 0, 6, 0)]
+    tell(ElementsReceived(0, 3, ElementPlace(2, 1)))
     failure = Failed("UNKNOWN", "text", ElementPlace(2, 1))
-    assert tell(Broke(0, failure)) == [StartRun(0, 2, 4, 1)]
+    assert tell(ChildFailed(0, failure)) == [StartRun(0, 2, 4, 1)]
     assert complete == []
     tell(Done(0))
     assert complete == [whole]

@@ -21,7 +21,7 @@ import pytest
 
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.core import commands as c
-from forebay.service.dispatcher.forebay_face import lease_command
+from forebay.service.dispatcher.dispatcher_servicer import lease_command
 from forebay.service.errors import Unimplemented
 from forebay.service.pipelines.tf_data.evaluate import evaluate
 from forebay.service.pipelines.tf_data.imports import graph_of

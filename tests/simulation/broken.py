@@ -37,7 +37,7 @@ from forebay.service.core.state import State
 from forebay.service.delivery import EndOfSlice, TaskOutput
 from forebay.service.delivery.bundles import _SliceSubscription
 from forebay.service.delivery.cached import CachedOutput
-from forebay.service.delivery.orders import MAX_INDEX
+from forebay.service.delivery.read_requests import MAX_INDEX
 from forebay.service.delivery.rounds import RoundsOutput
 from forebay.service.dispatcher import decider
 from forebay.service.dispatcher.decider import Decider
@@ -275,9 +275,9 @@ def gives_one_element_to_two_consumers() -> AbstractContextManager[None]:
     """A worker that gives consumer 1 what is consumer 0's."""
     opened = RoundsOutput.open
 
-    def confuses(self: RoundsOutput, order: Any, **how: Any) -> Any:
-        subscription = opened(self, order, **how)
-        if order.consumer == 1:
+    def confuses(self: RoundsOutput, request: Any, **how: Any) -> Any:
+        subscription = opened(self, request, **how)
+        if request.consumer == 1:
             self._at[1] -= 1
         return subscription
 
@@ -374,9 +374,9 @@ def forgets_positions() -> AbstractContextManager[None]:
     """A cache that takes a trainer that comes back for a new one."""
     opened = CachedOutput.open
 
-    def forgets(self: CachedOutput, order: Any, **how: Any) -> Any:
-        self._trainers.pop(order.trainer_id, None)
-        return opened(self, order, **how)
+    def forgets(self: CachedOutput, request: Any, **how: Any) -> Any:
+        self._trainers.pop(request.trainer_id, None)
+        return opened(self, request, **how)
 
     return replaced(CachedOutput, open=forgets)
 

@@ -12,7 +12,7 @@ from typing import Any
 from forebay.service.dispatcher import candidate
 from forebay.service.dispatcher import server as product
 from forebay.service.dispatcher.dispatcher import Dispatcher
-from forebay.service.dispatcher.forebay_face import ForebayFace
+from forebay.service.dispatcher.dispatcher_servicer import DispatcherServicer
 from forebay.service.dispatcher.graphs import needed_blobs
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.dispatcher.recovery import recover
@@ -62,8 +62,8 @@ class WatchedFiles(FileStorage):
         return writer
 
 
-class WatchedFace(ForebayFace):
-    """Forebay's face, telling the oracle whose dispatcher it is."""
+class WatchedServicer(DispatcherServicer):
+    """Forebay's service, telling the oracle whose dispatcher it is."""
 
     def __init__(self, dispatcher: Dispatcher, *access: Any) -> None:
         super().__init__(dispatcher, *access)
@@ -122,7 +122,7 @@ class DispatcherNode(Node):
 def on(storages: Storages) -> Iterator[None]:
     """Have dispatchers use this storage."""
     with (
-        replaced(product, open_storage=storages.open, ForebayFace=WatchedFace),
+        replaced(product, open_storage=storages.open, DispatcherServicer=WatchedServicer),
         replaced(candidate, POLLS_A_LEASE=POLLS_A_LEASE, LONGEST_POLL_S=math.inf),
     ):
         yield

@@ -35,7 +35,7 @@ import forebay.service.client.reader
 import forebay.service.dispatcher.server
 import forebay.service.pipelines.python.stored
 import forebay.service.worker.worker  # noqa: F401
-from forebay.service.client.leaving import Closable, Leaving
+from forebay.service.client.deferred_closer import Closable, DeferredCloser
 
 from .calls import grpc
 from .disk import os
@@ -117,7 +117,7 @@ def _no_tunnel(address: str, timeout_s: float) -> None:
     raise ConnectionRefusedError(111, "Connection refused")
 
 
-class AtOnce(Leaving):
+class AtOnce(DeferredCloser):
     def start(self) -> None: ...
 
     def later(self, iteration: Closable) -> None:
@@ -148,7 +148,7 @@ def simulated() -> Iterator[None]:
     replace(links, "local_worker", lambda uid: None)
     replace(links, "open_tunnel", _no_tunnel)
     # One interpreter has the threads of all processes: no garbage is left to another one's thread.
-    replace(sys.modules["forebay.service.client.progress"], "leaving", AtOnce())
+    replace(sys.modules["forebay.service.client.progress"], "deferred_closer", AtOnce())
     log = logging.getLogger("forebay")
     handler = _Listener()
     level, propagate = log.level, log.propagate

@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from forebay.storage import (
     AppendFailed,
-    Away,
     Corrupt,
     Extent,
     Fenced,
@@ -23,6 +22,7 @@ from forebay.storage import (
     Record,
     Storage,
     StorageError,
+    StorageUnavailable,
     Writer,
     blob_name,
 )
@@ -149,7 +149,7 @@ class RemoteStorage(Storage):
         self.server = server
         self._watch = WriterWatch(lambda token: self.ask(lambda: int(token) in server.connected))
 
-    def ask(self, act: Callable[[], T], error: type[StorageError] = Away) -> T:
+    def ask(self, act: Callable[[], T], error: type[StorageError] = StorageUnavailable) -> T:
         """Have the server do something; wait for its answer. Raises what it raises."""
         server, this, host = self.server, kernel(), process().host
         room = WaitingRoom()
@@ -344,7 +344,7 @@ class RemoteWriter(Writer):
         except StorageError:
             pass  # its lease will run out
 
-    def _send(self, act: Callable[[], T], error: type[StorageError] = Away) -> T:
+    def _send(self, act: Callable[[], T], error: type[StorageError] = StorageUnavailable) -> T:
         me = process()
 
         def connected() -> T:

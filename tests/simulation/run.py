@@ -29,7 +29,6 @@ from .cached import CachedTrainer, Caches
 from .claimed import ClaimingTrainer, Claims
 from .coordinated import Consumer, Gang, Rounds
 from .disk import Disk
-from .divided import Shards
 from .kernel import Kernel, Violation, running
 from .network import Network, Weather
 from .nodes import Job, Node, Operator, Trainer, WorkerNode
@@ -39,6 +38,7 @@ from .patches import replaced
 from .pipeline import STRUCTURE, ChecksumOfSplits
 from .saves import Saver, SharedFiles, stood_in_for
 from .scenario import Fault, Scenario, draw
+from .static import Shards
 
 END_S = 900.0
 """Of virtual time after the faults are healed: by then the job must have finished. The longest

@@ -8,7 +8,15 @@ from types import SimpleNamespace
 import psycopg
 import pytest
 
-from forebay.storage import Away, Corrupt, Extent, Fenced, Locked, StorageUnusable, Writer
+from forebay.storage import (
+    Corrupt,
+    Extent,
+    Fenced,
+    Locked,
+    StorageUnavailable,
+    StorageUnusable,
+    Writer,
+)
 from forebay.storage.postgres.storage import PostgresStorage
 
 from ..postgres_server import PostgresServer
@@ -69,7 +77,7 @@ def test_beginning_a_journal_does_not_wait_for_long(journal: PostgresJournal) ->
     storage = PostgresStorage(f"{journal.url}&reply_s=0.2")
     with psycopg.connect(journal.url.partition("?")[0]) as other:
         other.execute("SELECT pg_advisory_xact_lock(hashtext('forebay'))")
-        with pytest.raises(Away, match=r"it has not answered for 0\.2 s"):
+        with pytest.raises(StorageUnavailable, match=r"it has not answered for 0\.2 s"):
             storage.open_writer("the test")
     assert storage.open_writer("the test").append([b"x"]) == 1
 

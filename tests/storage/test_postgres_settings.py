@@ -9,7 +9,7 @@ import pytest
 
 from forebay.chaos.postgres import USER
 from forebay.service.processes import free_port
-from forebay.storage import Away, StorageUnusable, Volatile, open_storage
+from forebay.storage import StorageUnavailable, StorageUnusable, Volatile, open_storage
 from forebay.storage.postgres import checks
 from forebay.storage.postgres.address import parse_postgres_url
 from forebay.storage.postgres.client import PostgresClient
@@ -115,7 +115,7 @@ def refusal(url: str) -> str:
     """What is said of a PostgreSQL that cannot keep a journal; not that it may become usable."""
     with pytest.raises(StorageUnusable) as error:
         open_storage(url).open_writer("the test")
-    assert not isinstance(error.value, Away)
+    assert not isinstance(error.value, StorageUnavailable)
     assert PASSWORD not in str(error.value)
     assert "\n" not in str(error.value)
     return str(error.value)
@@ -194,13 +194,17 @@ def test_another_isolation(no_rights: str, postgres: PostgresServer) -> None:
 
 def test_no_connections_left(no_rights: str, postgres: PostgresServer) -> None:
     postgres.execute("ALTER ROLE guest CONNECTION LIMIT 0")
-    with pytest.raises(Away, match="it has no connections left; raise max_connections"):
+    with pytest.raises(
+        StorageUnavailable, match="it has no connections left; raise max_connections"
+    ):
         open_storage(no_rights).open_writer("the test")
 
 
 def test_nobody_listens() -> None:
     url = f"postgresql://{USER}:{PASSWORD}@127.0.0.1:{free_port()}/postgres"
-    with pytest.raises(Away, match="is PostgreSQL running, and reachable from here") as error:
+    with pytest.raises(
+        StorageUnavailable, match="is PostgreSQL running, and reachable from here"
+    ) as error:
         open_storage(url).open_writer("the test")
     assert PASSWORD not in str(error.value)
 

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import pytest
 
 from forebay.chaos.postgres import USER
-from forebay.storage import Away, Corrupt, Locked, StorageUnusable, open_storage
+from forebay.storage import Corrupt, Locked, StorageUnavailable, StorageUnusable, open_storage
 
 from ..postgres_server import PASSWORD, PostgresServer, running_postgres
 from ..redis_server import wait_until
@@ -59,7 +59,9 @@ def test_a_poll_that_reaches_a_standby_condemns_nothing(pair: Pair, asked: dict[
     assert read_numbers(standby.url) == [1]
     os.kill(primary.pid, signal.SIGSTOP)  # not those that serve the present connections
     try:
-        with pytest.raises(Locked if asked else Away, match=r"in use|promote a standby"):
+        with pytest.raises(
+            Locked if asked else StorageUnavailable, match=r"in use|promote a standby"
+        ):
             storage.open_writer("the standby", place="here")
     finally:
         os.kill(primary.pid, signal.SIGCONT)

@@ -12,8 +12,8 @@ import pytest
 from forebay.service.processes import free_port
 from forebay.storage import (
     AppendFailed,
-    Away,
     Corrupt,
+    StorageUnavailable,
     StorageUnusable,
     Volatile,
     open_storage,
@@ -21,7 +21,7 @@ from forebay.storage import (
 
 from ..redis_server import RedisServer, running_redis, wait_until
 from .appends import Appender, expect_all_once, read_numbers
-from .test_redis_away import is_online
+from .test_redis_unavailable import is_online
 
 
 class Replicated:
@@ -115,7 +115,7 @@ def test_too_few_confirmations_for_the_replicas_there_are(
 
 def test_a_service_that_no_sentinel_knows(servers: Replicated) -> None:
     url = servers.url.replace("/journal", "/other")
-    with pytest.raises(Away, match="is the service called 'other'"):
+    with pytest.raises(StorageUnavailable, match="is the service called 'other'"):
         open_storage(url).open_writer("the test")
     with pytest.raises(StorageUnusable):
         list(open_storage(f"redis+sentinel://127.0.0.1:{free_port()}/journal").read())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from forebay.service.processes import free_port, redis_program
-from forebay.storage import Away, StorageUnusable, Volatile, open_storage
+from forebay.storage import StorageUnavailable, StorageUnusable, Volatile, open_storage
 from forebay.storage.parameters import redact
 from forebay.storage.redis.address import parse_redis_url
 from forebay.storage.redis.checks import _check_usable
@@ -157,7 +157,7 @@ def test_a_user_that_may_not_write(server: RedisServer) -> None:
                                "+config", "+select", "+client")  # fmt: skip
     with pytest.raises(StorageUnusable, match=r"allow it in the user's ACL") as error:
         open_storage(server.url.replace("//", "//eve:secret@")).open_writer("the test")
-    assert not isinstance(error.value, Away | Volatile)
+    assert not isinstance(error.value, StorageUnavailable | Volatile)
 
 
 def test_wait_aof_needs_a_server_that_has_it(server: RedisServer) -> None:
@@ -175,7 +175,7 @@ def test_wait_aof_needs_a_server_that_has_it(server: RedisServer) -> None:
 def test_an_append_that_was_not_synced_in_time_is_not_acknowledged() -> None:
     client = RedisClient(parse_redis_url("redis://127.0.0.1?wait_aof=1"))
     client._check_confirmed([[1, 0]])
-    with pytest.raises(Away, match="has not synced its AOF in time"):
+    with pytest.raises(StorageUnavailable, match="has not synced its AOF in time"):
         client._check_confirmed([[0, 0]])
 
 
@@ -232,14 +232,16 @@ def test_passwords(server: RedisServer) -> None:
             with pytest.raises(StorageUnusable, match="refuses the user or the passw") as error:
                 wrong.open_writer("the test")
             assert "secret" not in str(error.value)
-            assert not isinstance(error.value, Away)
+            assert not isinstance(error.value, StorageUnavailable)
             with pytest.raises(StorageUnusable):
                 list(wrong.read())
 
 
 def test_the_error_of_a_redis_that_does_not_answer() -> None:
     url = f"redis://:secret@127.0.0.1:{free_port()}"
-    with pytest.raises(Away, match="is Redis running, and reachable from here") as error:
+    with pytest.raises(
+        StorageUnavailable, match="is Redis running, and reachable from here"
+    ) as error:
         open_storage(url).open_writer("the test")
     assert "secret" not in str(error.value)
 

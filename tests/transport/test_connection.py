@@ -27,7 +27,7 @@ from forebay.service.delivery import (
     EndOfSlice,
     EndOfTask,
     FirstComeOutput,
-    Order,
+    ReadRequest,
     Slice,
     TaskFailed,
     TaskUnknown,
@@ -176,11 +176,11 @@ class CuttingProxy(Proxy):
 
 
 @pytest.mark.parametrize(
-    ("order", "blocks", "counted"),
+    ("read_request", "blocks", "counted"),
     [(ANY, 1, False), (AnyBlock(hands_back=True), 1, False), (AnyBlock(hands_back=True), 2, True)],
 )
 def test_a_cut_at_any_byte_loses_and_repeats_nothing(
-    server: BlockServer, closing: ExitStack, order: Order, blocks: int, counted: bool
+    server: BlockServer, closing: ExitStack, read_request: ReadRequest, blocks: int, counted: bool
 ) -> None:
     """The first connection is cut after so many bytes of both directions; later ones are not."""
     lengths: list[int] = []
@@ -191,7 +191,7 @@ def test_a_cut_at_any_byte_loses_and_repeats_nothing(
         output = task(server, cut_after, blocks)
         elements = ElementBudget(1).share() if counted else None
         consumer = Consumer(proxy.addresses, cut_after, elements=elements)
-        consumer.client.read(cut_after, order)
+        consumer.client.read(cut_after, read_request)
         assert consumer.numbers() == [*range(1, blocks + 1)], f"cut after {cut_after} bytes"
         assert output.wait_drained(TIMEOUT_S), f"cut after {cut_after} bytes"
         consumer.client.close()

@@ -23,8 +23,8 @@ from forebay.service.delivery import (
     EndOfSlice,
     EndOfTask,
     FirstComeOutput,
-    Order,
     OutputCancelled,
+    ReadRequest,
     Rounds,
     RoundsOutput,
     Slice,
@@ -65,10 +65,12 @@ class World:
         self.sessions = Sessions(linger_s=10)
         self.sessions.add_task(TASK, output)
 
-    def connect(self, consumer_id: int, *orders: Order, credit: int = 1 << 34) -> Connection:
+    def connect(
+        self, consumer_id: int, *requests: ReadRequest, credit: int = 1 << 34
+    ) -> Connection:
         connection = self.sessions.attach(consumer_id, lambda: None)
-        for number, order in enumerate(orders, 1):
-            self.sessions.read(connection, TASK, 0, order, number)
+        for number, request in enumerate(requests, 1):
+            self.sessions.read(connection, TASK, 0, request, number)
         self.sessions.give_credit(connection, credit, ())
         return connection
 
@@ -178,12 +180,12 @@ def test_a_waiting_consumer_is_told_that_another_one_took_its_place() -> None:
 
 
 def test_each_subscription_is_resumed_where_it_was() -> None:
-    orders = every(1, 5, 1), whole(2)
+    requests = every(1, 5, 1), whole(2)
     world = World(bundles(1, 2))
-    first = world.connect(1, *orders, credit=1)
+    first = world.connect(1, *requests, credit=1)
     assert story(world.sent(first)) == [(1, [1, 6])]
     world.sessions.detach(first, now=0)
-    again = world.connect(1, *orders)
+    again = world.connect(1, *requests)
     assert story(world.sent(again))[:3] == [(1, [1, 6]), (2, [*range(10)]), (1, [11, 16])]
 
 
@@ -191,16 +193,16 @@ def test_a_forgotten_consumer_asks_again_for_the_elements_that_it_lacks() -> Non
     """Blocks on their way to a forgotten consumer are lost; slices of bundles are made again."""
     output = bundles(1)
     world = World(output)
-    order: Order = every(1, 3)
-    connection = world.connect(1, order, credit=1)
+    request: ReadRequest = every(1, 3)
+    connection = world.connect(1, request, credit=1)
     (sent,) = world.sent(connection)
     assert isinstance(sent, Sent)
-    order = order.after(sent.block)
+    request = request.after(sent.block)
     world.sessions.detach(connection, now=0)
     world.sessions.expire(now=11)
     output.open(Slice(8, floor=9, readers=1))  # so that nothing is left of the bundle
     connection = world.sessions.attach(1, lambda: None)
-    world.sessions.read(connection, TASK, 1, order, 1)
+    world.sessions.read(connection, TASK, 1, request, 1)
     world.sessions.give_credit(connection, 1 << 30, ())
     assert not world.sent(connection)
     run = output.next_run(1, 0)
@@ -262,7 +264,7 @@ def test_skipped_elements_are_reported_over_any_connection(
 class _Returning(FirstComeOutput):
     """What a consumer leaves behind goes to the others: at least once."""
 
-    def open(self, order: Order, *, notify: bool = True) -> Subscription:
+    def open(self, request: ReadRequest, *, notify: bool = True) -> Subscription:
         output = self
 
         class Returns(Subscription):
@@ -340,8 +342,8 @@ def test_trainers_read_bundles_together(
         consumer = Consumer(only(server, protocol), i + 1, local=local)
         closing.callback(consumer.client.close)
         for bundle in (1, 2):
-            order = every(bundle, 3, i)
-            consumer.client.read(TASK, replace(order, reader=i, readers=3), bundle)
+            request = every(bundle, 3, i)
+            consumer.client.read(TASK, replace(request, reader=i, readers=3), bundle)
         consumers.append(consumer)
     for _ in range(2):
         run = output.next_run(2, TIMEOUT_S)

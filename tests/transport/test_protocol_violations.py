@@ -55,7 +55,7 @@ def test_a_wrong_hello_is_refused(
     [
         (pb.ToWorker(), "an empty message"),
         (pb.ToWorker(hello=pb.Hello(**HELLO)), "sent hello"),
-        (pb.ToWorker(read=pb.Read(task_id=5)), "an order not known"),
+        (pb.ToWorker(read=pb.Read(task_id=5)), "a request of a kind not known"),
         (pb.ToWorker(credit=pb.Credit(bytes=1 << 63)), "absurd"),
     ],
 )

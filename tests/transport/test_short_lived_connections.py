@@ -25,7 +25,7 @@ from forebay.service.delivery import (
     EndOfTask,
     EndPending,
     FirstComeOutput,
-    Order,
+    ReadRequest,
     Rounds,
     RoundsOutput,
     Slice,
@@ -71,7 +71,7 @@ class Worker:
         self.closing.callback(proxy.close)
         return proxy
 
-    def consumer(self, proxy: ShortLived, order: Order = ANY, **options: Any) -> Consumer:
+    def consumer(self, proxy: ShortLived, request: ReadRequest = ANY, **options: Any) -> Consumer:
         consumer = Consumer(
             [(self._protocol, proxy.address)],
             open_tunnel=tunnel.open_tunnel,
@@ -79,7 +79,7 @@ class Worker:
             start=False,
             **options,
         )
-        consumer.client.read(TASK, order, 1)
+        consumer.client.read(TASK, request, 1)
         consumer.client.start()
         self.closing.callback(consumer.client.close)
         return consumer
@@ -162,7 +162,7 @@ def bundle() -> BundlesOutput:
     return output
 
 
-POLICIES: dict[str, tuple[Callable[[], TaskOutput], Order]] = {
+POLICIES: dict[str, tuple[Callable[[], TaskOutput], ReadRequest]] = {
     "hands back": (lambda: filled(FirstComeOutput()), AnyBlock(hands_back=True)),
     "bundles": (bundle, SLICE),
     "rounds": (lambda: filled(RoundsOutput(1)), Rounds(0, 1)),
@@ -175,11 +175,11 @@ POLICIES: dict[str, tuple[Callable[[], TaskOutput], Order]] = {
 def test_under_every_policy_with_a_limit_of_elements(
     closing: ExitStack, policy: str, max_elements: int | None
 ) -> None:
-    make, order = POLICIES[policy]
+    make, request = POLICIES[policy]
     worker = Worker(closing, "tcp", make())
     proxy = worker.behind(ELEMENT_BYTES * 2 // 3, silent=False)
     share = None if max_elements is None else ElementBudget(max_elements).share()
-    consumer = worker.consumer(proxy, order, elements=share)
+    consumer = worker.consumer(proxy, request, elements=share)
     assert took(consumer)[0] == [*range(ELEMENTS)]
     assert proxy.spent > ELEMENTS
 
@@ -199,15 +199,15 @@ def test_a_partly_received_block_that_is_handed_back_goes_to_others_whole(
 ) -> None:
     output = filled(FirstComeOutput())
     worker = Worker(closing, "tcp", output)
-    order = AnyBlock(hands_back=True)
+    request = AnyBlock(hands_back=True)
     proxy = worker.behind(6 * ELEMENT_BYTES, silent=True)
-    leaving = worker.consumer(proxy, order)
+    leaving = worker.consumer(proxy, request)
     item = leaving.arrived.get(timeout=TIMEOUT_S)[2]
     assert isinstance(item, Block) and item.count == 2
     wait_until(lambda: proxy.spent)
     leaving.client.hand_back(((TASK, 1), 1))
     assert leaving.client.close(time.monotonic() + TIMEOUT_S)
-    staying = worker.consumer(worker.behind(1 << 60, silent=False), order, consumer_id=2)
+    staying = worker.consumer(worker.behind(1 << 60, silent=False), request, consumer_id=2)
     assert took(staying) == ([*range(1, ELEMENTS)], EndOfTask())
 
 

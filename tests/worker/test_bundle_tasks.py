@@ -128,8 +128,8 @@ class Task:
         self.runner.start()
 
     def read(self, bundle: int, count: int = BUNDLE_SPLITS, first: int = 0) -> Subscription:
-        order = Slice(bundle, bundle, (first, count), until=first + count, keep=first)
-        opened = self.output.open(order)
+        request = Slice(bundle, bundle, (first, count), until=first + count, keep=first)
+        opened = self.output.open(request)
         assert isinstance(opened, Subscription)
         return opened
 

@@ -11,7 +11,7 @@ import pytest
 from forebay.service.blocks import Block, Component
 from forebay.service.delivery import AnyBlock, Subscription
 from forebay.service.delivery.first_come import FirstComeOutput
-from forebay.service.delivery.takes import FIRST
+from forebay.service.delivery.in_flight import FIRST
 from forebay.service.pipelines import Run, SplitRange
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker.lease_reports import LeaseReports
@@ -111,7 +111,7 @@ def test_a_pipeline_waits_for_trainers() -> None:
 
 def test_a_slow_trainer_makes_few_leases() -> None:
     task, leases = Reporting(), 0
-    task.output.takes.bound = 400
+    task.output.in_flight.bound = 400
     task.make(task.lease(1, 400))
     for _ in range(390):
         task.trainer.received([task.give_one()])
@@ -212,5 +212,5 @@ def test_trainers_that_hold_everything_do_not_starve_another_one() -> None:
     assert isinstance(other, Subscription)
     while isinstance(task.trainer.next(True) or other.next(True), tuple):
         pass
-    assert task.output.waiting_elements == 0 and task.output.takes.untaken == FIRST
+    assert task.output.waiting_elements == 0 and task.output.in_flight.untaken == FIRST
     assert task.reports.wait(0)

@@ -23,7 +23,7 @@ from forebay.service import pipelines
 from forebay.service.core import commands as c
 from forebay.service.core.save_streams import streams_of
 from forebay.service.dispatcher import save_directory
-from forebay.service.dispatcher.forebay_face import _stream
+from forebay.service.dispatcher.dispatcher_servicer import _stream
 from forebay.service.errors import FailedPrecondition, Unavailable
 from forebay.service.pipelines import chunk_opener
 from forebay.service.pipelines.tf_data.element_specs import encode_element_spec

@@ -13,7 +13,7 @@ import pytest
 
 from forebay.service import pipelines
 from forebay.service.client.datasets import list_datasets
-from forebay.service.client.waiting import fetch_status
+from forebay.service.client.dispatcher_status import fetch_status
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.connections.grpc_server import bind
 from forebay.service.delivery import ANY, Subscription, TaskFailed, TaskOutput

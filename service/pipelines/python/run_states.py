@@ -48,13 +48,13 @@ class Begun(NamedTuple):
     """Somebody begins to read the run."""
 
 
-class Granted(NamedTuple):
+class SplitsGranted(NamedTuple):
     """The answer to Ask; None: there are no more splits."""
 
     splits: SplitRange | None
 
 
-class Came(NamedTuple):
+class ElementsReceived(NamedTuple):
     """The number of elements that came, and the place behind them."""
 
     slot: int
@@ -68,7 +68,7 @@ class Done(NamedTuple):
     slot: int
 
 
-class Broke(NamedTuple):
+class ChildFailed(NamedTuple):
     """The slot's process has failed, or has died and is gone."""
 
     slot: int
@@ -81,19 +81,28 @@ class Answered(NamedTuple):
     allowed: bool
 
 
-class Looked(NamedTuple):
+class ProgressPolled(NamedTuple):
     """The places of these slots' processes, which have no unread messages."""
 
     places: dict[int, ElementPlace]
 
 
-class Waited(NamedTuple):
+class ConsumerStalled(NamedTuple):
     """The consumer was slow for this long, so all processes may have waited for it."""
 
     seconds: float
 
 
-Event = Begun | Granted | Came | Done | Broke | Answered | Looked | Waited
+Event = (
+    Begun
+    | SplitsGranted
+    | ElementsReceived
+    | Done
+    | ChildFailed
+    | Answered
+    | ProgressPolled
+    | ConsumerStalled
+)
 
 
 class Ask(NamedTuple):
@@ -188,31 +197,31 @@ class RunStates:
         """Apply the event; return the instructions in order. A PipelineError ends the run."""
         out: list[Instruction] = []
         match event:
-            case Granted(None):
+            case SplitsGranted(None):
                 self._no_more = True
-            case Granted(splits):
+            case SplitsGranted(splits):
                 assert splits is not None
                 self._asked = False
                 start = self._index if self._is_bundle else 0
                 given = _Given(splits, splits.count)
                 self._again(given, splits.first, splits.first + splits.count, start)
-            case Came(slot, elements, behind):
+            case ElementsReceived(slot, elements, behind):
                 self._working[slot].behind = behind
                 self._index += elements
             case Done(slot):
                 work = self._working.pop(slot)
                 out += work.given.end(work.stop - work.first)
-            case Broke(slot, failure):
+            case ChildFailed(slot, failure):
                 out += self._fail(self._working.pop(slot), failure)
             case Answered(allowed):
                 skip = self._skips.popleft()
                 if not allowed:
                     raise skip.error
                 self._waiting.extendleft(reversed(skip.rest))
-            case Looked(places):
+            case ProgressPolled(places):
                 for slot, place in places.items():
                     out += self._look(slot, place, now_s)
-            case Waited(seconds):
+            case ConsumerStalled(seconds):
                 for work in self._working.values():
                     work.since_s += seconds
         return out + self._hand_out(now_s)

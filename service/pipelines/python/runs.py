@@ -27,18 +27,18 @@ from .run_states import (
     Answered,
     Ask,
     Begun,
-    Broke,
-    Came,
+    ChildFailed,
+    ConsumerStalled,
     Done,
+    ElementsReceived,
     EndLate,
     Event,
     FailureRules,
-    Granted,
-    Looked,
     Made,
+    ProgressPolled,
     RunStates,
+    SplitsGranted,
     StartRun,
-    Waited,
     Warn,
 )
 
@@ -123,17 +123,17 @@ class PythonRun:
                 match child.receive():
                     case Received(block, behind, metrics):
                         self._totals.add(metrics)
-                        self._handle(Came(slot, block.count, behind))
+                        self._handle(ElementsReceived(slot, block.count, behind))
                         given_s = time.monotonic()
                         yield self._placed(block)
                         if self._cancelled.is_set():
                             return
                         child.take()
                         self._took_s = time.monotonic()
-                        self._handle(Waited(self._took_s - given_s))
+                        self._handle(ConsumerStalled(self._took_s - given_s))
                     case Counted(behind, metrics):
                         self._totals.add(metrics)
-                        self._handle(Came(slot, 0, behind))
+                        self._handle(ElementsReceived(slot, 0, behind))
                     case AskedToSkip() as asked:
                         self._be_asked_to_skip(slot, asked)
                     case Finished():
@@ -141,10 +141,10 @@ class PythonRun:
                         self._handle(Done(slot))
                     case Failed() as failure:
                         self._idle.append(self._busy.pop(slot))
-                        self._handle(Broke(slot, failure))
+                        self._handle(ChildFailed(slot, failure))
                     case Died() as failure:
                         self._busy.pop(slot).kill()
-                        self._handle(Broke(slot, failure))
+                        self._handle(ChildFailed(slot, failure))
             for answer in self._questions.answers():
                 if isinstance(answer, Given):
                     self._give(answer)
@@ -161,7 +161,7 @@ class PythonRun:
         if self._busy.get(given.slot) is given.child:
             given.child.answer(given.allowed)
         if (since_s := self._asking.pop(given.slot, None)) is not None:
-            self._handle(Waited(time.monotonic() - since_s))
+            self._handle(ConsumerStalled(time.monotonic() - since_s))
 
     def _placed(self, block: Block) -> Block:
         self._is_awaited = False
@@ -179,7 +179,7 @@ class PythonRun:
                 case EndLate(slot):
                     self._busy[slot].end()
                 case Ask():
-                    self._questions.ask("splits", lambda: Granted(self._next_range()))
+                    self._questions.ask("splits", lambda: SplitsGranted(self._next_range()))
                 case SkipReport():
                     self._questions.ask("skips", partial(self._ask_to_skip, instruction))
                 case Made(splits):
@@ -219,7 +219,7 @@ class PythonRun:
             self._looked_s = now_s
             # Those that ask to skip something wait for the worker.
             silent = self._busy.keys() - self._asking.keys() - set(found)
-            self._handle(Looked({s: self._busy[s].at for s in silent}))
+            self._handle(ProgressPolled({s: self._busy[s].at for s in silent}))
         return found
 
 
@@ -252,7 +252,7 @@ class _Bell:
             self._descriptor = None
 
 
-Answer = Granted | Answered | Given
+Answer = SplitsGranted | Answered | Given
 
 
 class _Questions:

@@ -21,7 +21,7 @@ from ..delivery import (
     Cached,
     End,
     EndOfTask,
-    Order,
+    ReadRequest,
     Rounds,
     RoundsOutput,
     Skips,
@@ -47,7 +47,7 @@ LOOK_S = 0.02
 LOOK_AGAIN_S = 1.0
 
 
-class ElementFace:
+class TfDataWorkerServicer:
     """The methods of tensorflow.data.WorkerService that clients call on a Forebay worker."""
 
     def __init__(self, runner_of: Callable[[int], WorkerTask | None]) -> None:
@@ -148,8 +148,8 @@ class _TaskElements(_Elements):
     def __init__(self, runner: WorkerTask) -> None:
         super().__init__(runner)
         output = runner.output
-        self._opened = lru_cache(MAX_TRAINERS)(lambda order: (output.open(order), Skips()))
-        self._opening = threading.Lock()  # else one order could be opened twice
+        self._opened = lru_cache(MAX_TRAINERS)(lambda request: (output.open(request), Skips()))
+        self._opening = threading.Lock()  # else one request could be opened twice
 
     def get(self, request: pb.GetElementRequest, _: Callable[[], bool]) -> pb.GetElementResponse:
         cached = self.runner.task.cross_trainer_cache
@@ -158,16 +158,16 @@ class _TaskElements(_Elements):
             return pb.GetElementResponse(end_of_sequence=True)
         return self._response(item)
 
-    def next(self, order: Order) -> Block | End | None:
+    def next(self, request: ReadRequest) -> Block | End | None:
         """A block of one element; None on timeout."""
         with self._opening:
-            opened, skips = self._opened(order)
+            opened, skips = self._opened(request)
         item = _next_element(opened)
         if isinstance(item, Block) and item.skipped and skips.add(item.skipped):
             log.warning(  # stock clients cannot be told
                 "%s of task %d has skipped %d elements so far, which had left the cross-trainer "
                 "cache: others are faster, and --cross-trainer-cache-size-bytes lets them be "
-                "further ahead", order, self.runner.task.task_id, skips.elements,
+                "further ahead", request, self.runner.task.task_id, skips.elements,
             )  # fmt: skip
         return item
 

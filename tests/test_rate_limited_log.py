@@ -6,16 +6,16 @@ import logging
 
 import pytest
 
-from forebay.service.complaints import MOST_KINDS, Complaints
+from forebay.service.rate_limited_log import MOST_KINDS, RateLimitedLog
 
 
 def test_each_kind_is_logged_once_and_kinds_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    complaints = Complaints(logging.getLogger("test"))
+    rate_limited_log = RateLimitedLog(logging.getLogger("test"))
     for caller in ("token a", "token b", "token a"):
-        complaints.warn("refused: %s", f"{caller} may not", kind=f"RemoveDataset {caller}")
+        rate_limited_log.warn("refused: %s", f"{caller} may not", kind=f"RemoveDataset {caller}")
     assert [record.getMessage() for record in caplog.records] == [
         "refused: token a may not", "refused: token b may not"
     ]  # fmt: skip
     for number in range(2 * MOST_KINDS):
-        complaints.warn("refused", kind=str(number))
-    assert len(complaints._said) == MOST_KINDS
+        rate_limited_log.warn("refused", kind=str(number))
+    assert len(rate_limited_log._said) == MOST_KINDS

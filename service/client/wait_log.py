@@ -1,4 +1,4 @@
-"""What a consumer waits for, in the log, when no element comes for long."""
+"""Logs for what a consumer waits when it has received no element for long."""
 
 from __future__ import annotations
 

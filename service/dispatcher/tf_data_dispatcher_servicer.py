@@ -79,7 +79,7 @@ _RPCS = {
 }
 
 
-class TensorFlowFace:
+class TfDataDispatcherServicer:
     """The methods of tensorflow.data.DispatcherService. `close` ends its background work."""
 
     def __init__(self, dispatcher: Dispatcher, evaluate: Evaluate | None = None) -> None:

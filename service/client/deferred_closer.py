@@ -1,7 +1,7 @@
-"""Leaves iterations that were dropped, in a thread of its own.
+"""Closes iterations that were dropped, in a thread of its own.
 
 A dropped iterator is finalized wherever garbage is collected: in any thread, and within any lock
-of ours, which leaving needs too. Leaving also makes calls that may take seconds. So a finalizer
+of ours, which closing needs too. Closing also makes calls that may take seconds. So a finalizer
 only puts the iteration into a queue, which Python allows at any moment.
 """
 
@@ -25,7 +25,7 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-class Leaving:
+class DeferredCloser:
     """The queue and its thread, which each process has of its own."""
 
     def __init__(self) -> None:
@@ -75,4 +75,4 @@ class Leaving:
                     del iteration
 
 
-leaving = Leaving()
+deferred_closer = DeferredCloser()

@@ -1,4 +1,4 @@
-"""What may happen to a PostgreSQL alone: test_server_away.py has the rest."""
+"""What may happen to a PostgreSQL alone: test_server_unavailable.py has the rest."""
 
 from __future__ import annotations
 

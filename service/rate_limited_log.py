@@ -1,4 +1,4 @@
-"""Complaints: warnings that a peer can provoke as often as it likes, limited in rate."""
+"""Warnings that a peer can provoke as often as it likes, limited in rate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST_KINDS = 1_000
 """Remembered at a time: peers may have a part in what a kind is."""
 
 
-class Complaints:
+class RateLimitedLog:
     """Warnings of which each kind is logged once a minute, with how many were left out.
 
     Thread-safe.

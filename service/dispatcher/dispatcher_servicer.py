@@ -111,7 +111,7 @@ _RPCS = {
 }
 
 
-class ForebayFace:
+class DispatcherServicer:
     """The methods of forebay.v1.Dispatcher, one each."""
 
     def __init__(
@@ -702,7 +702,7 @@ def _command(kind: type[C], message: Message, numbered: tuple[str, int] | None =
 
 
 _NOT_IN_MESSAGES = {
-    *("stock", "worker_address"),  # of TensorFlow's face
+    *("stock", "worker_address"),  # of TensorFlow's service
     *("request", "grants", "holder"),
 }
 

@@ -1,4 +1,4 @@
-"""What may happen to a Redis alone: test_server_away.py has the rest."""
+"""What may happen to a Redis alone: test_server_unavailable.py has the rest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from forebay.service.processes import free_port
-from forebay.storage import Away, Locked, open_storage
+from forebay.storage import Locked, StorageUnavailable, open_storage
 from forebay.storage.redis import client as redis_client
 
 from ..redis_server import RedisServer, running_redis, wait_until
@@ -32,7 +32,7 @@ def test_a_takeover_whose_reply_was_lost(server: RedisServer) -> None:
     )
     proxy.lose_replies = 1
     storage = open_storage(f"redis://127.0.0.1:{proxy.port}")
-    with pytest.raises(Away):
+    with pytest.raises(StorageUnavailable):
         storage.open_writer("the test", place="here")
     assert storage.open_writer("the test", place="here").append([b"1"]) == 1
     proxy.close()
@@ -146,7 +146,7 @@ def test_a_silent_connection_does_not_hold_up_the_watcher_of_a_silent_writer(
             try:
                 standby.open_writer("the standby", lease_ms=1000).close()
                 break
-            except Away:
+            except StorageUnavailable:
                 away += 1
             except Locked:
                 time.sleep(0.002)

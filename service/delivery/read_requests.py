@@ -1,8 +1,8 @@
-"""Orders: what a consumer asks for when it opens a subscription to a task.
+"""Read requests: what a consumer asks for when it opens a subscription to a task.
 
-Each policy serves one kind of order. A new kind needs a class here, a field of `Read` in
+Each policy serves one kind of request. A new kind needs a class here, a field of `Read` in
 transfer.proto that has the class's fields, and its line in `_KINDS`. Carriers don't look into
-orders.
+requests.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ MAX_SLICE_RUNS = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ReadRequest:
     """Which elements a subscription gives. Immutable."""
 
-    def after(self, block: Block) -> Order:
-        """The order for the blocks that follow this one.
+    def after(self, block: Block) -> ReadRequest:
+        """The request for the blocks that follow this one.
 
-        Raises ValueError if this block is not the next one of the order.
+        Raises ValueError if this block is not the next one of the request.
         """
         return self
 
 
 @dataclass(frozen=True, slots=True)
-class AnyBlock(Order):
+class AnyBlock(ReadRequest):
     """Whatever block comes next. Elements not taken at the end may be handed back, for others."""
 
     hands_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Slice(Order):
+class Slice(ReadRequest):
     """Elements of a bundle, and then how many elements it is known to have (bundles.py).
 
     `runs` are pairs of an index and a count, one behind another: ascending, disjoint. They may be
@@ -57,9 +57,10 @@ class Slice(Order):
     `enough` of them or a moment later, or has ended. As many as `enough` are made if there is room.
     Elements before `until` are made without regard to what readers have taken. The reader needs no
     element of the bundle before `keep`, from where on others may need some, and nothing of bundles
-    whose place is before `floor`. It is one of several `readers`, or, of this bundle, `alone`: what
-    it was given is dropped. What it asks for stands at `position` in the order of its training, or
-    about there; at UNNEEDED, nobody needs it yet. Raises ValueError for invalid numbers.
+    whose place is before `floor`. `reader`: its number among `readers`. `alone`: no other reader
+    shares the bundle, so delivered blocks may be freed. `position`: the approximate global index of
+    the first requested element, for scheduling; UNNEEDED: no reader needs it yet. Raises ValueError
+    for invalid numbers.
     """
 
     bundle: int
@@ -127,7 +128,7 @@ def runs_after(runs: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Rounds(Order):
+class Rounds(ReadRequest):
     """The elements of consumer `consumer` of `of`, one a round, from `round` on (0: the task's
     first). Raises ValueError for invalid numbers.
     """
@@ -151,7 +152,7 @@ class Rounds(Order):
 
 
 @dataclass(frozen=True, slots=True)
-class Cached(Order):
+class Cached(ReadRequest):
     """The elements that the trainer was not given yet, of a task that every trainer reads whole.
 
     Raises InvalidArgument without an id.
@@ -173,7 +174,7 @@ class Cached(Order):
 
 ANY = AnyBlock()
 
-_KINDS: dict[str, type[Order]] = {
+_KINDS: dict[str, type[ReadRequest]] = {
     "any": AnyBlock,
     "slice": Slice,
     "rounds": Rounds,
@@ -182,25 +183,27 @@ _KINDS: dict[str, type[Order]] = {
 """By field of `Read`, whose message has the fields of the class."""
 
 
-def encode(order: Order, read: pb.Read) -> pb.Read:
-    """Write the order into `read`, and return `read`."""
-    field = next((name for name, kind in _KINDS.items() if type(order) is kind), None)
+def encode(request: ReadRequest, read: pb.Read) -> pb.Read:
+    """Write the request into `read`, and return `read`."""
+    field = next((name for name, kind in _KINDS.items() if type(request) is kind), None)
     if field is None:
-        raise TypeError(f"{order!r} has no encoding")
+        raise TypeError(f"{request!r} has no encoding")
     asked = getattr(read, field)
     asked.SetInParent()
-    for name in order.__dataclass_fields__:
+    for name in request.__dataclass_fields__:
         if name == "runs":
-            asked.runs.extend(getattr(order, name))
+            asked.runs.extend(getattr(request, name))
         else:
-            setattr(asked, name, getattr(order, name))
+            setattr(asked, name, getattr(request, name))
     return read
 
 
-def decode(read: pb.Read) -> Order:
-    """The order of a `read`. Raises ProtocolError."""
+def decode(read: pb.Read) -> ReadRequest:
+    """The request of a `read`. Raises ProtocolError."""
     if (field := read.WhichOneof("order") or "") not in _KINDS:
-        raise ProtocolError(f"task {read.task_id} was asked for in an order not known here")
+        raise ProtocolError(
+            f"task {read.task_id} was asked for by a request of a kind not known here"
+        )
     asked, kind = getattr(read, field), _KINDS[field]
     values = {name: getattr(asked, name) for name in kind.__dataclass_fields__}
     if "runs" in values:

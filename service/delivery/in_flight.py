@@ -1,7 +1,7 @@
-"""Takes: which of an output's elements trainers have taken, and how far the pipeline may be ahead.
+"""In-flight elements: those of an output that no trainer has taken yet, and their bound.
 
 Elements are numbered in the order in which they were put: their *positions*. An element is settled
-once its trainer has taken it, or once it was dropped.
+once its trainer has taken it, or once it was dropped; until then it is in flight.
 
 A killed worker loses what it has made and nobody has taken. So it may be ahead of its trainers by
 what they take in AHEAD_S, however small elements are. As in TCP's slow start, the bound begins with
@@ -24,7 +24,7 @@ ROUNDS = 4  # in which a bound is taken
 AHEAD_S = 1.0
 
 
-class Takes:
+class InFlightElements:
     """The elements of one output."""
 
     def __init__(self) -> None:

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 from forebay.service.blocks import Block
-from forebay.service.delivery import Cached, CachedOutput, End, Order, Subscription
+from forebay.service.delivery import Cached, CachedOutput, End, ReadRequest, Subscription
 from forebay.service.errors import InvalidArgument
 from forebay.service.proto import forebay_pb2
 from forebay.service.proto import tf_service_pb2 as pb
-from forebay.service.worker import element_face
-from forebay.service.worker.element_face import ElementFace, _TaskElements
+from forebay.service.worker import tf_data_worker_servicer
+from forebay.service.worker.tf_data_worker_servicer import TfDataWorkerServicer, _TaskElements
 
 from ..delivery.contract import block, numbers
 
@@ -26,9 +26,9 @@ def cached(output: CachedOutput) -> SimpleNamespace:
 
 
 def test_a_cached_job_refuses_a_trainer_without_an_id() -> None:
-    face = ElementFace(lambda _: cached(CachedOutput()))  # type: ignore[arg-type, return-value]
+    servicer = TfDataWorkerServicer(lambda _: cached(CachedOutput()))  # type: ignore[arg-type, return-value]
     with pytest.raises(InvalidArgument, match="cache requires a non-empty trainer ID"):
-        face.get_element(pb.GetElementRequest(task_id=1))
+        servicer.get_element(pb.GetElementRequest(task_id=1))
 
 
 def test_elements_that_a_stock_client_skips_are_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -54,12 +54,12 @@ def test_elements_that_a_stock_client_skips_are_logged(caplog: pytest.LogCapture
 
 
 def test_the_number_of_remembered_trainers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(element_face, "MAX_TRAINERS", 2)
+    monkeypatch.setattr(tf_data_worker_servicer, "MAX_TRAINERS", 2)
     opened = []
 
     class Output(CachedOutput):
-        def open(self, order: Order, *, notify: bool = True) -> Subscription | End:
-            found = super().open(order, notify=notify)
+        def open(self, request: ReadRequest, *, notify: bool = True) -> Subscription | End:
+            found = super().open(request, notify=notify)
             opened.append(weakref.ref(found))
             return found
 

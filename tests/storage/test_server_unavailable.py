@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from forebay.storage import AppendFailed, Away, Fenced, Locked, open_storage
+from forebay.storage import AppendFailed, Fenced, Locked, StorageUnavailable, open_storage
 
 from ..postgres_server import PASSWORD, PostgresServer, running_postgres
 from ..redis_server import running_redis, wait_until
@@ -146,7 +146,9 @@ def test_an_append_is_given_up_in_the_end(server: Redis) -> None:
     server.running.kill()
     with pytest.raises(AppendFailed):
         writer.append([b"2"])
-    with pytest.raises(Away, match=f"is {server.name} running, and reachable from here"):
+    with pytest.raises(
+        StorageUnavailable, match=f"is {server.name} running, and reachable from here"
+    ):
         writer.renew()
     server.running.start()
     with pytest.raises(AppendFailed, match="an earlier append failed"):
@@ -192,7 +194,7 @@ def test_other_calls_fail_and_the_writer_goes_on(server: Redis) -> None:
         lambda: open_storage(server.url()).open_writer("another"),
     ]
     for call in calls:
-        with pytest.raises(Away):
+        with pytest.raises(StorageUnavailable):
             call()
     server.running.start()
     for call in (writer.renew, lambda: writer.write_snapshot(1, b"s"), storage.extent):
@@ -220,7 +222,7 @@ def test_a_writer_is_not_displaced_for_the_time_that_its_server_was_away(
     with pytest.raises(Locked):
         standby.open_writer("the standby")
     server.running.kill()
-    with pytest.raises(Away):
+    with pytest.raises(StorageUnavailable):
         standby.open_writer("the standby")
     clock.now += 10
     server.running.start()
@@ -228,7 +230,7 @@ def test_a_writer_is_not_displaced_for_the_time_that_its_server_was_away(
         standby.open_writer("the standby")
     for _ in range(3):  # a connection from before may notice only now that it has ended
         clock.now += 1
-        with contextlib.suppress(Away, Locked):
+        with contextlib.suppress(StorageUnavailable, Locked):
             standby.open_writer("the standby")
             return
     pytest.fail("the lease has expired, and the standby is not the writer")
@@ -289,7 +291,7 @@ def test_an_append_whose_reply_was_lost_is_not_done_twice(server: Redis, proxy: 
     proxy.lose_replies = 1
     writer.write_blob(b"b")
     proxy.lose_replies = 1
-    with pytest.raises(Away):
+    with pytest.raises(StorageUnavailable):
         writer.write_snapshot(3, b"s")
     assert open_storage(server.url()).snapshots() == [3]
     assert writer.append([b"10"]) == 10

@@ -1,4 +1,4 @@
-"""Waits until the service has workers, without TensorFlow."""
+"""Fetches the dispatcher's status, and waits until workers are registered. Without TensorFlow."""
 
 from __future__ import annotations
 
