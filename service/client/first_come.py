@@ -109,8 +109,8 @@ class FirstComeMode(Mode):
             for i, task in mine.items()
             if i not in self._ended
         ) or (
-            "the end of the epoch, of which this reader has its part: other readers, or a worker "
-            "on the list that is missing"
+            "the end of the epoch: this reader has read all of its tasks, but other readers have "
+            "not, or a worker of the list is missing"
         )
 
     # -- what the dispatcher says --------------------------------------------------------------

@@ -226,21 +226,19 @@ def why_no_task(state: State, iteration: Iteration) -> str:
         return ""
     if not any(covers(worker.grants, job) for worker in workers):
         return (
-            f"the access file grants dataset {job.dataset_id} and job {job.user_name!r} to none of "
-            f"the workers that there are, {len(workers)}; start one of their pool, or grant them "
-            "to another"
+            f"none of the {len(workers)} registered workers is in a pool to which the access file "
+            f"grants dataset {job.dataset_id} and job {job.user_name!r}; start a worker of such a "
+            "pool, or grant both to another pool"
         )
     if job.order is not None and all(worker.stock for worker in workers):
         return (
-            f"job {job.user_name} is read in bundles, and the workers that there are, "
-            f"{len(workers)}, are all tf.data service's own, which cannot do that; start one of "
-            "Forebay's"
+            f"job {job.user_name} is read in bundles, and the registered workers ({len(workers)}) "
+            "are all tf.data service's own, which cannot run bundles; start a worker of Forebay"
         )
     return (
-        f"dataset {job.dataset_id} is a Python dataset, and none of the workers that there are, "
-        f"{len(workers)}, may run it: tf.data service's own run graphs only, and so do Forebay's "
-        "that listen beyond loopback, unless they are told otherwise; start a worker with "
-        "--allow-python"
+        f"dataset {job.dataset_id} is a Python dataset, and none of the {len(workers)} registered "
+        "workers may run it: tf.data service's own run graphs only, and so do Forebay's that "
+        "listen beyond loopback without --allow-python; start a worker with --allow-python"
     )
 
 

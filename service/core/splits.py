@@ -28,7 +28,7 @@ from .base import (
 from .ledger import Ledger, Offer
 from .state import Iteration, Lease, State, Task
 
-DROPPED = "a trainer that had elements of them left without a word, or their worker stopped first"
+DROPPED = "a trainer disconnected before it had taken their elements, or the worker stopped first"
 
 MAX_NAMES = 1_000
 """The most splits with names in one lease."""
@@ -50,11 +50,11 @@ class _Report(Command, frozen=True, kw_only=True):
     """What has become of a task's leases. → LeaseBegun …, LeaseLost …, DeliveryReported."""
 
     task_id: int
-    begun: tuple[int, ...] = ()  # leases of which nothing more is known
-    taken: tuple[int, ...] = ()  # leases of which trainers have every element
-    lost: tuple[int, ...] = ()  # leases of which elements were dropped
+    begun: tuple[int, ...] = ()  # leases that were begun, and whose elements are not tracked
+    taken: tuple[int, ...] = ()  # leases whose elements trainers have all taken
+    lost: tuple[int, ...] = ()  # leases with elements that were dropped
     dropped: int = 0  # elements, since the last report
-    all_taken: bool = False  # trainers have all others of the splits begun so far
+    all_taken: bool = False  # trainers have taken all other elements of the begun splits
 
 
 class LeaseSplits(_Report, frozen=True, kw_only=True):

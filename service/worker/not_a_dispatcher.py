@@ -17,7 +17,7 @@ SERVICES = {
 def handlers(dispatcher: str) -> list[Any]:
     """Handlers for `grpc.server`; every dispatcher method fails with the right address."""
     error = InvalidArgument(
-        f"this address is a worker's: its dispatcher is {dispatcher}; give that one's"
+        f"this address is a worker's; use the address of its dispatcher instead: {dispatcher}"
     )
     return [
         refusing_handler(service, messages, error, is_async=False)

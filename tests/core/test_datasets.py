@@ -145,7 +145,7 @@ def test_a_worker_that_cannot_run_a_python_dataset_gets_no_task_of_it(stock: boo
     )
     iteration = given.state.iterations[given.iteration(dataset_id=dataset_id).iteration_id]
     why = why_no_task(given.state, iteration)
-    assert why.startswith(f"dataset {dataset_id} is a Python dataset, and none of the workers")
+    assert why.startswith(f"dataset {dataset_id} is a Python dataset, and none of the 1 registered")
     assert why.endswith("start a worker with --allow-python")
     after = given.when(
         c.RegisterWorker(address="cannot:2", uid=2, stock=stock, no_python=not stock)

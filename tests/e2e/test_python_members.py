@@ -227,7 +227,7 @@ def test_who_cannot_run_it_has_no_task(
             call(dispatcher, "GetDatasetDef", {"dataset_id": dataset_id})
         with WorkerProcess(dispatcher.address, **world), ThreadPoolExecutor(1) as pool:
             reading = pool.submit(list, service.read(dispatcher.target, dataset_id))
-            while "none of the workers that there are, 2, may run it" not in caplog.text:
+            while "none of the 2 registered workers may run it" not in caplog.text:
                 time.sleep(0.01)
             with WorkerProcess(dispatcher.address):
                 assert len(reading.result(timeout=60)) == 1000

@@ -127,7 +127,7 @@ def test_a_client_that_calls_a_worker_as_a_dispatcher_is_told_so() -> None:
     address = bind(server, "127.0.0.1", 0)
     server.start()
     client = DispatcherClient(address)
-    said = "this address is a worker's: its dispatcher is h:1"
+    said = "this address is a worker's; use the address of its dispatcher instead: h:1"
     with pytest.raises(InvalidArgument, match=said):
         fetch_status(client, 20)
     with pytest.raises(InvalidArgument, match=said):
