@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -23,6 +24,9 @@ from google_crc32c import value as crc32c
 from .manifest import FileEntry
 
 log = logging.getLogger(__name__)
+
+_FOLDER = re.compile(r"[0-9a-f]{32}")
+_RANGE = re.compile(r"(\d+)-(\d+)-[0-9a-f]{8}")
 
 _CHECKS = 64
 """So many times, while as much as the cache may have is written, are its sizes added up."""
@@ -65,7 +69,7 @@ class ByteCache:
                     held.remove(longest)
                 continue
             end = min([one.begin for one in held if at < one.begin] + [stop])
-            pieces.append(fetch(at, end))
+            pieces.append(bytes(fetch(at, end)))
             self._store(folder, at, end, pieces[-1])
             at = end
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -118,9 +122,10 @@ class ByteCache:
         self._unchecked_bytes += stop - start
         if self._unchecked_bytes >= self._most_bytes // _CHECKS:
             self._unchecked_bytes = 0
-            self._evict()
+            self.evict()
 
-    def _evict(self) -> None:
+    def evict(self) -> None:
+        """Remove what was used longest ago, as far as there is too much."""
         files = sorted(files_of(self._directory))
         size = sum(size for _, size, _ in files)
         for _, size_of, path in files:
@@ -133,9 +138,10 @@ class ByteCache:
 
 
 def files_of(directory: str) -> Iterator[tuple[int, int, str]]:
-    """Its ranges: when each was last used, in nanoseconds, its bytes, and its path."""
+    """Its ranges: when each was last used, in nanoseconds, its bytes, and its path. Files that are
+    no cache's are left out."""
     for folder, _, names in os.walk(directory):
-        for name in names:
+        for name in names if _FOLDER.fullmatch(os.path.basename(folder)) else ():
             path = os.path.join(folder, name)
             with contextlib.suppress(OSError):
                 about = os.stat(path)
@@ -146,9 +152,8 @@ def _held(folder: str) -> list[_Held]:
     found = []
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
-            parts = name.split("-")
-            if len(parts) == 3 and parts[0].isdigit() and parts[1].isdigit():
-                found.append(_Held(int(parts[0]), int(parts[1]), name))
+            if parts := _RANGE.fullmatch(name):
+                found.append(_Held(int(parts[1]), int(parts[2]), name))
     return found
 
 

@@ -269,7 +269,7 @@ def _errors_named(url: str) -> Iterator[None]:
         kind = _errno_of(error)
         if kind is None:
             raise
-        said = " ".join(redacted(str(error)).split())[:400]
+        said = " ".join(redacted(str(error).partition("Debug source:")[0]).split())[:400]
         raise OSError(kind, f"{_ADVICE[kind]} ({said})", url) from error
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ....storage.thread_pool import ThreadPool
 from ...errors import NotFound
-from ..files import mds, stores
+from ..files import mds, record_index, stores
 from ..files.known_formats import ends_in, require_no_table, suffixes_of
 from ..files.manifest import FileEntry
 from .patterns import errors_named, expanded, expression
@@ -56,7 +56,11 @@ def _matching(names: Sequence[str], options: dict[str, Any]) -> list[FileEntry]:
         if root not in lists:
             lists[root] = stores.listed(root, options)
         pattern = re.compile(expression(name))
-        matching = [entry for entry in lists[root] if pattern.fullmatch(entry.path)]
+        matching = [
+            entry
+            for entry in lists[root]
+            if pattern.fullmatch(entry.path) and not entry.path.endswith(record_index.SUFFIX)
+        ]
         if not matching:
             raise NotFound(f"no object matches {name!r}")
         found |= {entry.path: entry for entry in matching}

@@ -1,0 +1,277 @@
+"""Files of records in an object store, by moto's S3 server behind a proxy."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound
+from forebay.service.order import permuted_many
+from forebay.service.pipelines.files import byte_cache, stores
+from forebay.service.pipelines.files.manifest import decode
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.proto.python_pb2 import PythonDataset
+
+from ..object_store import BUCKET, SECRET_KEY, Faults, ObjectStore, object_store
+from ..record_files import FORMATS, MDS_COLUMNS, Register, all_of, flat, opened, written
+
+COUNTS = (23, 0, 5, 40)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ObjectStore]:
+    with object_store() as made:
+        yield made
+
+
+@pytest.fixture
+def store(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    server.proxy.faults = Faults()
+    server.proxy.forget()
+    yield server
+    byte_cache.use("", 0)
+
+
+def put(store: ObjectStore, directory: pathlib.Path, prefix: str) -> str:
+    """All files below a directory; returns its URL."""
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            path = pathlib.Path(folder, name)
+            key = f"{prefix}/{path.relative_to(directory)}"
+            store.client.put_object(Bucket=BUCKET, Key=key, Body=path.read_bytes())
+    return f"s3://{BUCKET}/{prefix}"
+
+
+def parquet(store: ObjectStore, path: pathlib.Path, prefix: str, files: int = 3) -> str:
+    for number in range(files):
+        values = np.arange(number * 1000, (number + 1) * 1000)
+        table = pa.table({"n": values, "text": [f"{value}" * 9 for value in values]})
+        pq.write_table(table, path / f"{number}.parquet", row_group_size=200)
+    return put(store, path, prefix)
+
+
+def numbers(request: pb.RegisterDatasetRequest) -> list[int]:
+    found: list[int] = []
+    files = opened(request)
+    for split in files.splits:
+        for block in files.blocks(split):
+            found += [int(value) for value in block.components[0].values]
+    files.close()
+    return found
+
+
+def rewrite(store: ObjectStore, url: str, data: bytes) -> None:
+    store.client.put_object(Bucket=BUCKET, Key=url.removeprefix(f"s3://{BUCKET}/"), Body=data)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_records_are_those_of_local_files(
+    store: ObjectStore, register: Register, tmp_path: pathlib.Path, format: str  # noqa: A002
+) -> None:
+    """Of each format, with one LIST."""
+    records = [*map(flat, written(format, tmp_path, COUNTS))]
+    prefix = f"{format}/a b%20+ü"
+    url = put(store, tmp_path, prefix) + ("/mds" if format == "mds" else "")
+    columns: dict[str, Any] = {"columns": MDS_COLUMNS} if format == "mds" else {}
+    request = register(url, **columns)
+    assert store.proxy.lists == 1
+    assert sum(request.lengths) == len(records)
+    assert all_of(request) == records
+    assert store.proxy.lists == 1, "a worker lists nothing"
+    if format != "mds":
+        assert all_of(register(f"{url}/*", format=format, **columns)) == records
+        several = ("0", "1", "2", "3")
+        suffix = url and next(iter(tmp_path.glob("0.*"))).suffix
+        assert all_of(register([f"{url}/{name}{suffix}" for name in several])) == records
+        assert all_of(register(f"{url}/{{0..3}}{suffix}")) == records
+    shuffled = register(url, split_records=9, shuffle_records=True, seed=4, **columns)
+    order = permuted_many(np.arange(len(records)), len(records), 4, 0)
+    assert all_of(shuffled) == [records[number] for number in order]
+    assert register(url, **columns) == request
+
+
+def test_an_index_may_lie_in_the_store(
+    store: ObjectStore, register: Register, tmp_path: pathlib.Path
+) -> None:
+    records = [*map(flat, written("tfrecord", tmp_path / "", COUNTS))]
+    url = put(store, tmp_path, "indexed")
+    for index_dir in (f"s3://{BUCKET}/indices", str(tmp_path / "indices")):
+        first = register(f"{url}/", index_dir=index_dir)
+        store.proxy.forget()
+        assert register(f"{url}/", index_dir=index_dir) == first
+        assert all_of(first) == records
+    with pytest.raises(NotFound):
+        register(f"s3://{BUCKET}/indices/s3/{BUCKET}/indexed", format="tfrecord")
+
+
+def test_a_store_that_fails_now_and_then(
+    store: ObjectStore, register: Register, tmp_path: pathlib.Path
+) -> None:
+    url = parquet(store, tmp_path, "faulty", files=8)
+    store.proxy.faults = Faults(unavailable=0.05, cut=0.05, reset=0.01)
+    assert numbers(register(url)) == [*range(8000)]
+    assert store.proxy.failed
+
+
+def test_only_what_is_needed_is_fetched(
+    store: ObjectStore, register: Register, tmp_path: pathlib.Path
+) -> None:
+    random = np.random.default_rng(0)
+    columns = {f"c{n}": random.integers(0, 1 << 62, 40_000) for n in range(8)}
+    pq.write_table(pa.table(columns), tmp_path / "0.parquet", row_group_size=10_000)
+    request = register(put(store, tmp_path, "columns"), columns=["c3"])
+    store.proxy.forget()
+    files = opened(request)
+    assert sum(block.count for split in files.splits for block in files.blocks(split)) == 40_000
+    about = pq.read_metadata(tmp_path / "0.parquet")
+    needed = sum(about.row_group(n).column(3).total_compressed_size for n in range(4))
+    assert store.proxy.sent_bytes <= 1.05 * needed + (64 << 10)  # and the footer
+
+
+def test_an_object_that_was_replaced_or_deleted(
+    store: ObjectStore, register: Register, tmp_path: pathlib.Path
+) -> None:
+    url = parquet(store, tmp_path, "changing")
+    request = register(url)
+    tags = [entry.fingerprint for entry in decode(PythonDataset.FromString(request.python).files).files]
+    whole = (tmp_path / "2.parquet").read_bytes()
+    rewrite(store, f"{url}/1.parquet", whole)
+    with pytest.raises(FailedPrecondition) as refused:
+        numbers(request)
+    assert f"{url}/1.parquet has {len(whole)} bytes with {tags[2]}" in str(refused.value)
+    assert tags[1] in str(refused.value)
+    store.client.delete_object(Bucket=BUCKET, Key="changing/1.parquet")
+    with pytest.raises(FailedPrecondition, match=r"1\.parquet cannot be read .*deleted.*ETag"):
+        numbers(request)
+
+
+def test_an_object_that_is_replaced_while_it_is_read(
+    store: ObjectStore, register: Register, tmp_path: pathlib.Path
+) -> None:
+    url = parquet(store, tmp_path, "halfway", files=1)
+    files = opened(register(url))
+    assert [*files.blocks(0)]
+    rewrite(store, f"{url}/0.parquet", (tmp_path / "0.parquet").read_bytes() + b" ")
+    with pytest.raises(FailedPrecondition, match="register the files anew"):
+        [*files.blocks(1)]
+
+
+def test_what_is_not_there_or_not_allowed(
+    store: ObjectStore,
+    register: Register,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = parquet(store, tmp_path, "there", files=1)
+    for missing in (f"s3://{BUCKET}/nothing", f"{url}/*.tar", f"{url}/{{0..1}}.parquet"):
+        with pytest.raises(NotFound, match=missing.partition("*")[0].partition("{")[0]):
+            register(missing)
+    with pytest.raises(FailedPrecondition, match=r"s3://nobody.*NoSuchBucket"):
+        register("s3://nobody/x")
+    with pytest.raises(InvalidArgument, match="no secrets"):
+        register(url, storage_options={"secret_access_key": SECRET_KEY})
+    with pytest.raises(InvalidArgument, match="needs anonymous=True"):
+        register(url, storage_options={"endpoint": "http://198.51.100.1"})
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    store.client.put_bucket_acl(Bucket=BUCKET, ACL="public-read")
+    store.client.put_object_acl(Bucket=BUCKET, Key="there/0.parquet", ACL="public-read")
+    given = {"endpoint": store.proxy.url, "anonymous": True, "region": "us-east-1"}
+    assert numbers(register(url, storage_options=given)) == [*range(1000)]
+    for name in store.environment:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    stores._opened.cache_clear()
+    with pytest.raises(FailedPrecondition, match="no valid credentials.*no AWS credentials"):
+        register(url)
+
+
+def test_no_secret_is_registered(
+    store: ObjectStore, register: Register, tmp_path: pathlib.Path
+) -> None:
+    request = register(parquet(store, tmp_path, "secret", files=1))
+    assert SECRET_KEY.encode() not in request.SerializeToString()
+
+
+# The cache.
+
+
+@pytest.fixture
+def cached(
+    store: ObjectStore, register: Register, tmp_path: pathlib.Path
+) -> pb.RegisterDatasetRequest:
+    """It has been read once."""
+    (tmp_path / "files").mkdir()
+    request = register(parquet(store, tmp_path / "files", tmp_path.name))
+    byte_cache.use(str(tmp_path / "cache"), 1 << 30)
+    assert numbers(request) == [*range(3000)]
+    store.proxy.forget()
+    return request
+
+
+def ranges(tmp_path: pathlib.Path) -> list[pathlib.Path]:
+    return sorted(path for path in (tmp_path / "cache").rglob("*") if path.is_file())
+
+
+def test_a_second_epoch_fetches_nothing(
+    store: ObjectStore, cached: pb.RegisterDatasetRequest
+) -> None:
+    assert numbers(cached) == [*range(3000)]
+    assert store.proxy.gets == 0
+
+
+def test_a_damaged_cache_is_fetched_again(
+    store: ObjectStore, cached: pb.RegisterDatasetRequest, tmp_path: pathlib.Path
+) -> None:
+    for number, path in enumerate(ranges(tmp_path)):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes((bytes(data), data[:-1], b"")[number % 3])
+    byte_cache.use(str(tmp_path / "cache"), 1 << 30)  # as a worker that starts
+    assert numbers(cached) == [*range(3000)]
+    assert store.proxy.gets > 0
+
+
+def test_a_changed_object_is_not_what_the_cache_has(
+    store: ObjectStore, cached: pb.RegisterDatasetRequest, register: Register, tmp_path: pathlib.Path
+) -> None:
+    url = f"s3://{BUCKET}/{tmp_path.name}"
+    rewrite(store, f"{url}/0.parquet", (tmp_path / "files" / "2.parquet").read_bytes())
+    assert numbers(register(url))[:1] == [2000]
+
+
+def test_a_cache_keeps_to_its_size(
+    store: ObjectStore, cached: pb.RegisterDatasetRequest, tmp_path: pathlib.Path
+) -> None:
+    mine = tmp_path / "cache" / "mine.txt"
+    mine.write_text("a file of somebody else")
+    most = sum(path.stat().st_size for path in ranges(tmp_path)) // 2
+    byte_cache.ByteCache(str(tmp_path / "cache"), most).evict()
+    assert 0 < sum(path.stat().st_size for path in ranges(tmp_path) if path != mine) <= most
+    byte_cache.use(str(tmp_path / "cache"), most)
+    for _ in range(3):
+        assert numbers(cached) == [*range(3000)]
+        held = sum(path.stat().st_size for path in ranges(tmp_path) if path != mine)
+        assert held <= most * 1.1
+    assert mine.exists()
+
+
+def test_a_cache_that_cannot_be_written(
+    store: ObjectStore,
+    register: Register,
+    tmp_path: pathlib.Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "files").mkdir()
+    request = register(parquet(store, tmp_path / "files", "unwritable"))
+    byte_cache.use("/proc/forebay", 1 << 30)
+    assert numbers(request) == [*range(3000)]
+    assert caplog.text.count("cannot be written") == 1
