@@ -64,6 +64,7 @@ class PythonRules(NamedTuple):
     totals: Totals | None = None  # collects users' metrics of long runs
     fork_servers: ForkServers | None = None  # None: this process's own
     iteration: int = 0  # what a long run shuffles records by
+    cache: tuple[str, int] = ("", 0)  # of ranges of objects: the directory, and how many bytes
     data_roots: tuple[str, ...] = ()  # that graphs and files of records must lie below; (): none
 
     @property
@@ -298,6 +299,7 @@ def _open_python(
         stored, definition.sources, definition.structure,
         processes=rules.width, where=rules.where, may_skip=rules.may_skip,
         totals=rules.totals, fork_servers=rules.fork_servers or HERE, iteration=rules.iteration,
+        cache=rules.cache,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ..connections.admission import Denials
 from ..delivery import MemoryBudget
+from ..fetched import fetched
 from ..http.families import MOST_LABELLED, Family, Made, Measured, denied
 from ..transport.sessions import Sessions
 from .running_tasks import RunningTasks
@@ -65,6 +66,11 @@ JOB_BUFFER = Family(
 BUFFER_LIMIT = Family(
     "forebay_worker_buffer_limit_bytes", "gauge", "What they may hold: --memory-budget."
 )
+OBJECTS = Family(
+    "forebay_worker_object_bytes_total", "counter",
+    "Bytes that were read of files in object stores: fetched, or found in --cache-directory.",
+    ("source",),
+)  # fmt: skip
 BUFFERED = Family(
     "forebay_worker_buffered_elements", "gauge", "Elements that no consumer was given yet."
 )
@@ -135,6 +141,8 @@ class WorkerMetrics:
             yield JOB_BUFFER(load.held_bytes, load.job_id)
         yield BUFFER_LIMIT(self._budget.max_bytes)
         yield BUFFERED(sum(runner.output.waiting_elements for runner in runners))
+        yield OBJECTS(fetched.fetched_bytes, "store")
+        yield OBJECTS(fetched.cached_bytes, "cache")
         yield CONNECTIONS(self._sessions.connections - self._sessions.reconnects, "first")
         yield CONNECTIONS(self._sessions.reconnects, "again")
         yield AWAY(len(self._sessions.away()))

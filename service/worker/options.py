@@ -131,6 +131,20 @@ class WorkerOptions(ServerOptions):
             convert=_roots,
         ),
     ] = ()
+    cache_directory: Annotated[
+        str,
+        Option(
+            "Directory for what is fetched of files in object stores, so that a second epoch "
+            "fetches nothing. Workers of a host may share it. By default nothing is kept.",
+        ),
+    ] = ""
+    cache_bytes: Annotated[
+        int,
+        Option(
+            "What that directory may have. Above it, what was used longest ago is removed.",
+            least=1 << 20,
+        ),
+    ] = 64 << 30
     payload_checksums: Annotated[
         bool,
         Option(

@@ -185,7 +185,12 @@ class Worker:
             self._pipelines.python = PythonRules(
                 may_run_python(options), options.processes, self.address,
                 data_roots=options.data_root,
+                cache=(options.cache_directory, options.cache_bytes),
             )  # fmt: skip
+            if options.cache_directory:  # it may have to be smaller than before
+                from ..pipelines.files.byte_cache import ByteCache
+
+                ByteCache(options.cache_directory, options.cache_bytes).evict()
             self._blocks.start()
             self._grpc.start()
             self._registration = pb.WorkerHeartbeatRequest(

@@ -64,7 +64,7 @@ def numbers(request: pb.RegisterDatasetRequest) -> list[int]:
     files = opened(request)
     for split in files.splits:
         for block in files.blocks(split):
-            found += [int(value) for value in block.components[0].values]
+            found += map(int, block.components[0].elements())
     files.close()
     return found
 
@@ -75,7 +75,10 @@ def rewrite(store: ObjectStore, url: str, data: bytes) -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_records_are_those_of_local_files(
-    store: ObjectStore, register: Register, tmp_path: pathlib.Path, format: str  # noqa: A002
+    store: ObjectStore,
+    register: Register,
+    tmp_path: pathlib.Path,
+    format: str,  # noqa: A002
 ) -> None:
     """Of each format, with one LIST."""
     records = [*map(flat, written(format, tmp_path, COUNTS))]
@@ -142,7 +145,9 @@ def test_an_object_that_was_replaced_or_deleted(
 ) -> None:
     url = parquet(store, tmp_path, "changing")
     request = register(url)
-    tags = [entry.fingerprint for entry in decode(PythonDataset.FromString(request.python).files).files]
+    tags = [
+        entry.fingerprint for entry in decode(PythonDataset.FromString(request.python).files).files
+    ]
     whole = (tmp_path / "2.parquet").read_bytes()
     rewrite(store, f"{url}/1.parquet", whole)
     with pytest.raises(FailedPrecondition) as refused:
@@ -190,7 +195,7 @@ def test_what_is_not_there_or_not_allowed(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     stores._opened.cache_clear()
-    with pytest.raises(FailedPrecondition, match="no valid credentials.*no AWS credentials"):
+    with pytest.raises(FailedPrecondition, match=r"no valid credentials.*no AWS credentials"):
         register(url)
 
 
@@ -241,7 +246,10 @@ def test_a_damaged_cache_is_fetched_again(
 
 
 def test_a_changed_object_is_not_what_the_cache_has(
-    store: ObjectStore, cached: pb.RegisterDatasetRequest, register: Register, tmp_path: pathlib.Path
+    store: ObjectStore,
+    cached: pb.RegisterDatasetRequest,
+    register: Register,
+    tmp_path: pathlib.Path,
 ) -> None:
     url = f"s3://{BUCKET}/{tmp_path.name}"
     rewrite(store, f"{url}/0.parquet", (tmp_path / "files" / "2.parquet").read_bytes())

@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import secrets
+import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -34,6 +35,8 @@ _CHECKS = 64
 Fetch = Callable[[int, int], bytes]
 
 _MAX_VERIFIED = 1 << 16
+
+_lock = threading.Lock()  # guards the counts
 
 
 class _Held(NamedTuple):
@@ -149,12 +152,11 @@ def files_of(directory: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _held(folder: str) -> list[_Held]:
-    found = []
-    with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
-            if parts := _RANGE.fullmatch(name):
-                found.append(_Held(int(parts[1]), int(parts[2]), name))
-    return found
+    try:
+        parts = [found for name in os.listdir(folder) if (found := _RANGE.fullmatch(name))]
+    except OSError:
+        return []
+    return [_Held(int(found[1]), int(found[2]), found[0]) for found in parts]
 
 
 def _crc(data: bytes) -> str:
@@ -162,12 +164,20 @@ def _crc(data: bytes) -> str:
 
 
 _used: ByteCache | None = None  # of this process
+_counts: memoryview | list[int] = [0, 0]  # bytes fetched, and found in the cache
 
 
 def use(directory: str, most_bytes: int) -> None:
     """From now on, in this process."""
     global _used
     _used = ByteCache(directory, most_bytes) if directory else None
+
+
+def count_into(counts: memoryview) -> None:
+    """From now on, count bytes that were fetched, and those that were found in the cache, into
+    these two numbers."""
+    global _counts
+    _counts = counts
 
 
 def key_of(entry: FileEntry) -> str:
@@ -177,4 +187,15 @@ def key_of(entry: FileEntry) -> str:
 
 def read(key: str, start: int, stop: int, fetch: Fetch) -> bytes:
     """The range, from the cache where it has it. Raises what `fetch` raises."""
-    return fetch(start, stop) if _used is None else _used.read(key, start, stop, fetch)
+    fetched = 0
+
+    def counted(begin: int, end: int) -> bytes:
+        nonlocal fetched
+        fetched += end - begin
+        return fetch(begin, end)
+
+    data = counted(start, stop) if _used is None else _used.read(key, start, stop, counted)
+    with _lock:
+        _counts[0] += fetched
+        _counts[1] += stop - start - fetched
+    return data

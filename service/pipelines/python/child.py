@@ -68,8 +68,9 @@ from .columns import Misfit, columns_of, iterated
 if TYPE_CHECKING:
     from ..files.reading import FileRecords
 
-PROGRESS_BYTES = 4 * 8
-"""Split and element that it is at, the split before which it has sent all, and the file."""
+PROGRESS_BYTES = 6 * 8
+"""Split and element that it is at, the split before which it has sent all, and the file; bytes that
+it has fetched from object stores, and those that it found in the cache."""
 
 
 class FunctionProcess:
@@ -127,10 +128,13 @@ class FunctionProcess:
                 inferred=self._dataset.inferred,
             )  # fmt: skip
             if self._dataset.files:
+                from ..files import byte_cache
                 from ..files.reading import FileRecords
 
+                byte_cache.use(self._dataset.cache_directory, self._dataset.cache_bytes)
+                byte_cache.count_into(self._at[4:])
                 self._function = self._files = FileRecords(self._dataset, self._leave_out)
-                self._files.tell_files(self._at[3:])
+                self._files.tell_files(self._at[3:4])
                 self._splits, self._generators = self._files.splits, generators.Generators([])
             else:
                 self._splits = cloudpickle.loads(self._dataset.splits)

@@ -13,6 +13,7 @@ import numpy as np
 
 from ...blocks import Array, Block
 from ...errors import PipelineError
+from ...fetched import fetched
 from ...processes import open_standard_descriptors
 from ...proto import metrics_pb2 as pb
 from ...shared import Borrower, new_slab
@@ -103,6 +104,7 @@ class PythonChild:
                 ) from error
             self._connection, self._control = ours, control
             self._at = shared.view(np.int64)
+            self._fetched = [0, 0]
             self._borrower = Borrower("a dataset's process", passes_on=True)
             memory[: len(told) + len(definition)] = np.frombuffer(told + definition, np.uint8)
             self._send(["setup", len(told), len(definition)], [stored, progress])
@@ -111,7 +113,7 @@ class PythonChild:
     def run(self, first: int, count: int, start: int, seed: str | None, *, awaited: bool) -> None:
         """Start these splits, without the first `start` elements; call `receive` until Finished,
         Failed or Died. If the first element is `awaited`, it comes alone."""
-        self._at[:] = -1
+        self._at[:4] = -1
         self._send(["run", first, count, start, seed, awaited])
 
     def begin_teardown(self) -> None:
@@ -163,17 +165,24 @@ class PythonChild:
             case ["skip", split, element, records, reason]:
                 return AskedToSkip(ElementPlace(split, element), records, reason)
             case ["end"]:
+                self._count_fetched()
                 return Finished()
             case ["failed", code, text, split, element]:
                 return Failed(code, text, ElementPlace(split, element))
         return self._died()
 
+    def _count_fetched(self) -> None:
+        now = self._at[4:].tolist()
+        fetched.add(*(after - before for after, before in zip(now, self._fetched, strict=True)))
+        self._fetched = now
+
     def _died(self) -> Died:
+        self._count_fetched()
         try:
             how = ended(self._control)
         except ConnectionResetError:  # it was told to end, and has not read that
             how = ended(self._control)
-        sent, file = self._at[2:].tolist()
+        sent, file = self._at[2:4].tolist()
         return Died(how, self.at, ElementPlace(sent, 0), file)
 
     def _payload(self, size: int, slab: int | None, descriptors: list[int]) -> Any:

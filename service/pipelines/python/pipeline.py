@@ -39,11 +39,13 @@ class PythonPipeline:
         totals: Totals | None = None,
         fork_servers: ForkServers = HERE,
         iteration: int = 0,
+        cache: tuple[str, int] = ("", 0),
     ) -> None:
         """Without `may_skip`, as where it is materialized, a run skips up to the registered number
         of splits, a bundle nothing, and elements have the inferred shapes. `totals` collects
         what the function counts in long runs. Each `iteration` shuffles records of files in another
-        way. Raises FailedPrecondition."""
+        way. `cache` is of ranges of objects: a directory, and its bytes. Raises
+        FailedPrecondition."""
         dataset = PythonDataset.FromString(stored)
         require_runnable(dataset)
         self._has_files = bool(dataset.files)
@@ -57,7 +59,10 @@ class PythonPipeline:
         )  # fmt: skip
         fork_server = fork_servers.of(dataset)
         if self._has_files:  # a message behind another one is merged into it
-            stored += PythonDataset(iteration=iteration).SerializeToString()
+            directory, most_bytes = cache
+            stored += PythonDataset(
+                iteration=iteration, cache_directory=directory, cache_bytes=most_bytes
+            ).SerializeToString()
         if dataset.inferred and may_skip is None:
             dataset.inferred = False
             stored = dataset.SerializeToString()
