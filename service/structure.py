@@ -141,10 +141,11 @@ def _encode(spec: Any, path: str, *, constants: bool = False) -> dict[str, Any]:
     """`constants`: allow constants, as within an extension type."""
     import tensorflow as tf
     from tensorflow.python.framework.extension_type import ExtensionTypeSpec
+    from tensorflow.python.framework.none_tensor import NoneTensorSpec
 
     inner = partial(_encode, constants=constants)
     match spec:
-        case None | tf.NoneTensorSpec():
+        case None | NoneTensorSpec():
             return {"none": True}
         case tf.TensorSpec() if spec.dtype not in (tf.variant, tf.resource):
             return {"tensor": spec.dtype.name, "shape": _shape(spec)}

@@ -42,8 +42,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Files and folders that `make test` leaves to `make test-nightly`, besides tests marked `long`.
 LONG = (
-    # They test tests and tools, or need the second environment or programs of a whole machine.
-    *("benchmarks", "examples", "frameworks", "deploy", "test_options.py"),
+    # They test tests and tools, or need other environments or programs of a whole machine.
+    *("benchmarks", "examples", "environments", "frameworks", "deploy", "test_options.py"),
     "dashboard/test_pages.py",
     *("chaos", "cli/test_backup_page.py", "cli/test_chaos.py"),
     # Real processes, in kinds and combinations beyond the essential ones.

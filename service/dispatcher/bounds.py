@@ -236,6 +236,11 @@ _WIDTHS = {
 }
 
 
+def repeats(field: Field) -> bool:
+    """As `field.is_repeated`, which older versions of protobuf lack."""
+    return bool(field.default_value == [])
+
+
 class _Part(NamedTuple):
     """A field, as it is on the wire."""
 
@@ -251,8 +256,8 @@ def _parts_of(kind: Any) -> dict[int, _Part]:
     no_number = (Field.CPPTYPE_STRING, Field.CPPTYPE_MESSAGE)
     found = {}
     for field in kind.fields:
-        most = MAX_ENTRIES_OF.get(field.name, MAX_ENTRIES) if field.is_repeated else MAX_SAME
-        is_list = field.is_repeated and field.cpp_type not in no_number
+        most = MAX_ENTRIES_OF.get(field.name, MAX_ENTRIES) if repeats(field) else MAX_SAME
+        is_list = repeats(field) and field.cpp_type not in no_number
         width = _WIDTHS.get(field.type, 0) if is_list else None
         found[field.number] = _Part(field.name, most, field.message_type, width)
     return found
@@ -288,7 +293,7 @@ def _bound_of(field: Field) -> tuple[bool, Bound | None]:
         bound = partial(_check_sizes, most[field.type])
     elif field.cpp_type in _INTEGERS and field.name not in _ANY_NUMBER:
         bound = _check_numbers
-    return field.is_repeated, bound
+    return repeats(field), bound
 
 
 def _check_messages(_: Message, __: str, messages: Iterable[Message]) -> None:

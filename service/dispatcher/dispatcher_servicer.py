@@ -713,7 +713,7 @@ def _same_names(kind: type[c.Command], message: Descriptor) -> list[tuple[str, b
     names = [name for name in kind.__struct_fields__ if name not in _NOT_IN_MESSAGES]
     if renamed := [name for name in names if name not in fields]:
         raise TypeError(f"{message.name} has no {renamed} for {kind.__name__}: was one renamed?")
-    return [(name, fields[name].is_repeated) for name in names]
+    return [(name, bounds.repeats(fields[name])) for name in names]
 
 
 def _stream(save: Save, number: int) -> pb.Stream:

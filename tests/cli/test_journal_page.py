@@ -38,8 +38,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     (directory / "program.py").write_text(
         f"{code}\nassert not any(m.split('.')[0] == 'forebay' for m in sys.modules)\n"
     )
-    # In a process of its own: protoc's code and that of other libraries do not go together.
-    protoc = [sys.executable, "-m", "grpc_tools.protoc", "-I.", *command.split()]
+    protoc = [pathlib.Path(sys.executable).with_name("protoc"), "-I.", *command.split()]
     subprocess.run(protoc, cwd=directory, check=True, timeout=60)
     return directory / "program.py"
 

@@ -132,7 +132,10 @@ def constant(node: Node, value: Any) -> Any:
     """The value as a column has it, bytes or an array of one. Raises OverflowError."""
     if node["tensor"] == "string":
         return value.encode() if isinstance(value, str) else value
-    return np.array([value], node["tensor"])
+    found = np.array([value]).astype(node["tensor"])
+    if found.dtype.kind in "iu" and found[0] != value:
+        raise OverflowError(f"{value} is no {found.dtype}")
+    return found
 
 
 def _repeated(value: Any, count: int) -> Any:

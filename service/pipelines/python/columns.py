@@ -298,13 +298,16 @@ def _plain(dtype: np.dtype[Any]) -> set[type]:
     return {int, float}
 
 
+_WRAPS = np.lib.NumpyVersion(np.__version__) < "2.0.0"
+
+
 def _holds(array: Array) -> bool:
     """Whether no Python number can have overflowed in an array of numbers.
 
-    ml_dtypes' integers wrap around; NumPy's own raise OverflowError.
+    ml_dtypes' integers wrap around; NumPy's own raise OverflowError, before NumPy 2 int64 alone.
     """
     if array.dtype.kind in "biu":
-        return True
+        return not _WRAPS or array.dtype.kind == "b" or array.dtype == np.int64
     is_integer = array.dtype.kind == "V" and _plain(array.dtype) == {int}
     return not is_integer and bool(np.isfinite(array).all())
 

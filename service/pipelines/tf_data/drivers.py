@@ -32,7 +32,6 @@ import tensorflow as tf
 from ...errors import PipelineError
 from ..splits import SplitRange
 from .feeds import LoadedGraph
-from .op_libraries import explained
 from .queues import OwnedQueue
 from .split_files import Begun
 from .traces import STOP, BundleTrace, RunTrace
@@ -269,7 +268,7 @@ class DrivenBundle:
 def pipeline_error(error: Any) -> PipelineError:
     """TensorFlow's error, with the canonical name of its code."""
     code = next((name for name, number in _CODES if number == error.error_code), "UNKNOWN")
-    return PipelineError(code, explained(_TRACE.sub("", str(error.message))))
+    return PipelineError(code, _TRACE.sub("", str(error.message)))
 
 
 # Stack frames of our program in TensorFlow's messages: useless to a reader.

@@ -11,14 +11,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import tensorflow as tf
-from tensorflow.core.protobuf import data_service_pb2, struct_pb2
+from tensorflow.core.protobuf import struct_pb2
 from tensorflow.python.data.util import nest
 from tensorflow.python.framework.extension_type import ExtensionTypeSpec
+from tensorflow.python.framework.none_tensor import NoneTensorSpec
 from tensorflow.python.saved_model import nested_structure_coder
 
 from ....journal.proto import events_pb2 as ev
 from ... import structure
 from ...errors import InvalidArgument
+from ...proto.tf_service_pb2 import DataServiceMetadata
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -85,7 +87,7 @@ def _expand(spec: Spec, leaf: Any) -> list[Any]:
 
 
 def _is_none(spec: Spec) -> bool:
-    return spec is None or isinstance(spec, tf.NoneTensorSpec)
+    return spec is None or isinstance(spec, NoneTensorSpec)
 
 
 def check_element_spec(given: Spec, registered: Spec) -> None:
@@ -171,11 +173,11 @@ def decode_metadata(definition: ev.DatasetDefinition) -> Metadata:
     A dataset that a stock client registered compressed, or without a spec, is `raw`: such clients
     need what the graph yields.
     """
-    proto = data_service_pb2.DataServiceMetadata.FromString(definition.metadata)
+    proto = DataServiceMetadata.FromString(definition.metadata)
     spec = decode_element_spec(proto.element_spec) if proto.element_spec else None
     compressed = proto.compression in (
-        data_service_pb2.DataServiceMetadata.COMPRESSION_SNAPPY,
-        data_service_pb2.DataServiceMetadata.COMPRESSION_FORCED_SNAPPY,
+        DataServiceMetadata.COMPRESSION_SNAPPY,
+        DataServiceMetadata.COMPRESSION_FORCED_SNAPPY,
     )
     raw = not definition.structure and (compressed or spec is None)
     cardinality = proto.cardinality if definition.metadata else tf.data.UNKNOWN_CARDINALITY
@@ -199,5 +201,5 @@ def encode_element_spec(element_spec: Spec) -> bytes:
 def decode_element_spec(data: bytes) -> Spec:
     """The spec; None in it becomes NoneTensorSpec, as in a dataset."""
     spec = nested_structure_coder.decode_proto(struct_pb2.StructuredValue.FromString(data))
-    leaves = [tf.NoneTensorSpec() if leaf is None else leaf for leaf in nest.flatten(spec)]
+    leaves = [NoneTensorSpec() if leaf is None else leaf for leaf in nest.flatten(spec)]
     return nest.pack_sequence_as(spec, leaves)

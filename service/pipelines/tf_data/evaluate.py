@@ -37,7 +37,7 @@ def evaluate(graph: bytes, names: Sequence[str]) -> list[TensorFacts]:
             found = tf.graph_util.import_graph_def(proto, return_elements=tensors, name="")
             values = session.run(found)
     except (tf.errors.OpError, ValueError) as error:
-        said = explained(str(error).splitlines()[0])
+        said = explained(str(error).splitlines()[0], graph)
         raise InvalidGraph(f"cannot compute {list(names)}: {said}") from error
     return [TensorFacts(tuple(value.shape), _integer(value)) for value in values]
 

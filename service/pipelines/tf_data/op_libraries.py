@@ -10,6 +10,7 @@ import tensorflow as tf
 from tensorflow.python.ops import script_ops
 
 from ...errors import InvalidArgument
+from .versions import newer_maker
 
 _MISSING_OP = re.compile(r"Op type not registered '([^']*)'")
 _MISSING_FUNCTION = re.compile(r"Could not find callback with key=pyfunc_\d+")
@@ -38,9 +39,17 @@ def number_functions_apart() -> None:
         script_ops._py_funcs._unique_id += secrets.randbits(48)
 
 
-def explained(message: str) -> str:
+def explained(message: str, graph: bytes) -> str:
     """TensorFlow's message, with advice if this process lacks what the graph needs."""
     if missing := _MISSING_OP.search(message):
+        if maker := newer_maker(graph):
+            return (
+                f"the dataset was registered by {maker}, and this process has "
+                f"TensorFlow {tf.__version__}, which lacks the operation {missing[1]!r}: run "
+                "workers, and the dispatcher, with the TensorFlow of the program that registers, "
+                "or a newer one; a library with custom ops is given by --load-op-library "
+                f"({message})"
+            )
         return (
             f"the custom op {missing[1]!r} is not known here: start workers, and the dispatcher, "
             f"with --load-op-library and the library that has it ({message})"

@@ -7,7 +7,6 @@ import hashlib
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -15,14 +14,16 @@ import tensorflow as tf
 from ....journal.proto import events_pb2 as ev
 from ... import structure
 from ...blocks import BLOCK_BYTES
+from ...errors import PipelineError
 from ..splits import SplitFeed, SplitRange, require_bundle
 from .bundles import BundleGraph
 from .drivers import UNWIND_S, BundleDrivers, DrivenBundle, LongRun, pipeline_error
 from .element_specs import component_specs
 from .feeds import TracedGraph
+from .op_libraries import explained
 from .run import TfDataRun
 from .seeds import key_of
-from .split_files import naming_files
+from .split_files import Begun, naming_files
 from .split_sources import split_sources
 from .traces import BundleTrace, K, L, RunTrace, T, Traces
 
@@ -53,7 +54,6 @@ class TfDataPipeline:
     ) -> None:
         """`sources` are the registered ones, for bundles; a long run uses its feed's."""
         self._graph = graph
-        self._explained = partial(naming_files, graph)
         self._sources = sources
         self._layout = element_spec, compressed
         self._key = (
@@ -136,7 +136,11 @@ class TfDataPipeline:
         try:
             return TRACES.load((*self._key, known, kind), len(self._graph), make, load)
         except tf.errors.OpError as error:
-            raise pipeline_error(error) from error
+            raise self._explained(pipeline_error(error), {}) from error
+
+    def _explained(self, error: PipelineError, begun: Begun) -> PipelineError:
+        said = explained(error.message, self._graph)
+        return naming_files(self._graph, PipelineError(error.code, said), begun)
 
     def _leave(self, bundles: _Bundles) -> None:
         with self._lock:
