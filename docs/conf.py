@@ -42,7 +42,7 @@ MENU = {
     "Development": [
         *("docs/architecture", "docs/architecture/decision", "docs/architecture/element"),
         *("docs/architecture/ordered", "docs/architecture/death"),
-        *("docs/storages", "docs/glossary", "docs/chaos"),
+        *("docs/formats", "docs/storages", "docs/glossary", "docs/chaos"),
         "docs/decisions/README",
     ],
 }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
 from urllib.parse import unquote, urlsplit
 
+from . import other_packages
 from .base import Storage
 from .errors import ForebayError, StorageUnusable
 from .extras import install
@@ -106,31 +106,16 @@ def open_storage(url: str, *, allow_volatile: bool = False) -> Storage:
 def _load(scheme: str, url: str) -> Factory:
     """The factory that another package brings for the scheme. Raises StorageUnusable."""
     where = f"storage {redact(url)!r}"
-    found = {entry.value: entry for entry in entry_points(group=GROUP, name=scheme)}
-    if not found:
-        raise StorageUnusable(f"{where}: there is no storage of the scheme {scheme!r}; {_offer()}")
-    if len(found) > 1:
-        raise StorageUnusable(
-            f"{where}: several packages bring a storage of the scheme {scheme!r}: "
-            f"{', '.join(map(_package, found.values()))}; remove all but one"
-        )
-    (entry,) = found.values()
     try:
-        factory: Factory = entry.load()
-    except Exception as error:
-        raise StorageUnusable(
-            f"{where}: {entry.value} of the package {_package(entry)} cannot be loaded "
-            f"({type(error).__name__}: {error}); mend that package, or remove it"
-        ) from error
-    return factory
-
-
-def _package(entry: EntryPoint) -> str:
-    return entry.dist.name if entry.dist else entry.value
+        if (entry := other_packages.find(GROUP, scheme)) is not None:
+            return other_packages.load(entry)  # type: ignore[no-any-return]
+    except other_packages.Unusable as error:
+        raise StorageUnusable(f"{where}: {error}") from error
+    raise StorageUnusable(f"{where}: there is no storage of the scheme {scheme!r}; {_offer()}")
 
 
 def _offer() -> str:
-    others = sorted({entry.name for entry in entry_points(group=GROUP)} - {*_OURS})
+    others = [name for name in other_packages.names_of(GROUP) if name not in _OURS]
     return (
         "use memory:, file:///directory, a plain path, redis://host:port/db, rediss://…, "
         "unix:///socket, redis+sentinel://host:port/service, "

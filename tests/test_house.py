@@ -30,6 +30,7 @@ LOOSE = "service.*"
 WORDS = {
     "storage.errors",
     "storage.extras",
+    "storage.other_packages",
     "storage.thread_pool",
     "journal.proto",
     "journal.datasets",

@@ -45,7 +45,8 @@ def register_files(
         of a pattern and of a directory, with those below it, are sorted; a list keeps its order. A
         directory with an
         index.json is MosaicML's MDS. What matches later is not read: register again.
-      format: "arrayrecord", "parquet", "tfrecord", "webdataset" or "mds"; by default the files say.
+      format: "arrayrecord", "parquet", "tfrecord", "webdataset" or "mds", or one that another
+        package brings (docs/formats.md); by default the files say.
         A record of ArrayRecord and TFRecord is bytes, and a dict of others.
       columns: which ones to read, of Parquet, WebDataset (extensions, and "__key__") and MDS. By
         default all. Of WebDataset, it may be a dict of the extensions that a column may have, of

@@ -39,13 +39,10 @@ from forebay.storage.errors import Corrupt
 from forebay.storage.tfrecord import frame
 
 from ..record_files import (
-    FORMATS,
     GROUP,
     MDS,
-    MDS_COLUMNS,
     Register,
     all_of,
-    elements,
     flat,
     opened,
     pattern,
@@ -56,33 +53,14 @@ from ..record_files import (
 COUNTS = (23, 0, 5, 40)
 
 
-def columns_of(format: str) -> dict[str, Any]:  # noqa: A002
-    return {"columns": MDS_COLUMNS} if format == "mds" else {}
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_the_records_are_those_of_the_formats_own_library(
-    register: Register,
-    format: str,  # noqa: A002
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_files_are_closed_where_too_many_are_open(
+    register: Register, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In splits of any size, from any place, in small blocks and in large ones."""
-    records = [*map(flat, written(format, tmp_path, COUNTS))]
-    where = pattern(format, tmp_path)
-    for size in (None, 1, 6, 1000):
-        request = register(where, split_records=size, **columns_of(format))
-        assert sum(request.lengths) == len(records)
-        assert request.sources[0].count == len(request.lengths)
-        assert all_of(request) == records
-    cuts = np.cumsum([0, *request.lengths]).tolist()
-    for start in range(0, request.lengths[0], 5):
-        assert elements(request, 0, start) == records[start : cuts[1]]
+    records = written("tfrecord", tmp_path, COUNTS)
     monkeypatch.setattr(open_files, "MOST_OPEN", 1)
-    shuffled = register(where, split_records=9, shuffle_records=True, seed=4, **columns_of(format))
+    request = register(tmp_path, split_records=9, shuffle_records=True, seed=4)
     order = permuted_many(np.arange(len(records)), len(records), 4, 0)
-    assert all_of(shuffled) == [records[number] for number in order]
-    assert elements(shuffled, 1, 4) == [records[number] for number in order[13:18]]
+    assert all_of(request) == [records[number] for number in order]
 
 
 def test_splits_of_parquet_are_row_groups(register: Register, tmp_path: pathlib.Path) -> None:

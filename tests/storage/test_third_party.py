@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,29 +12,15 @@ import pytest
 from forebay.storage import StorageUnusable, open_storage
 from forebay.storage.url import GROUP
 
+from ..other_packages import install, install_page
 from ..standbys import leads
 from ..stock import DispatcherProcess
-
-PAGE = Path(__file__).parent.parent.parent / "docs" / "storages.md"
-
-
-def install(folder: Path, name: str, entries: dict[str, str]) -> None:
-    """Let a package of that name have these entry points, as an installer would."""
-    metadata = folder / f"{name}-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    lines = "".join(f"{scheme} = {value}\n" for scheme, value in entries.items())
-    (metadata / "entry_points.txt").write_text(f"[{GROUP}]\n{lines}")
 
 
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
     """A folder for PYTHONPATH with the package that the page shows, and its tests."""
-    module, tests = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    (project,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    (tmp_path / "forebay_sqlite.py").write_text(module)
-    (tmp_path / "test_forebay_sqlite.py").write_text(tests)
-    install(tmp_path, "forebay_sqlite", tomllib.loads(project)["project"]["entry-points"][GROUP])
+    install_page(tmp_path, "storages.md", "forebay_sqlite")
     return tmp_path
 
 
@@ -66,7 +51,7 @@ def refusal(url: str) -> str:
 
 def test_what_is_said_of_other_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    install(tmp_path, "etcd_of_one", {"etcd": "one:open", "redis": "one:open"})
+    install(tmp_path, "etcd_of_one", GROUP, {"etcd": "one:open", "redis": "one:open"})
     assert "etcd:…, or install the package that brings the scheme" in refusal("etdc://host")
     assert "one:open of the package etcd_of_one cannot be loaded (ModuleNotFoundError: No " in (
         refusal("etcd://user:secret@host")
@@ -74,14 +59,14 @@ def test_what_is_said_of_other_packages(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "one.py").write_text("")
     assert "one:open of the package etcd_of_one cannot be loaded" in refusal("ETCD://host")
     (tmp_path / "three.py").write_text("def make(url, *, allow_volatile):\n    return {}\n")
-    install(tmp_path, "list_of_three", {"list": "three:make"})
+    install(tmp_path, "list_of_three", GROUP, {"list": "three:make"})
     assert "returned a dict, which is no forebay.storage.Storage" in refusal("list://host")
     (tmp_path / "four.py").write_text("def make(url, **_):\n    raise OSError(url)\n")
-    install(tmp_path, "bad_of_four", {"bad": "four:make", "worse": "five:make"})
+    install(tmp_path, "bad_of_four", GROUP, {"bad": "four:make", "worse": "five:make"})
     assert "raised OSError; mend" in refusal("bad://user:secret@host")
     (tmp_path / "five.py").write_text("raise RuntimeError('no such machine')\n")
     assert "(RuntimeError: no such machine); mend" in refusal("worse://host")
-    install(tmp_path, "etcd_of_two", {"etcd": "two:open"})
+    install(tmp_path, "etcd_of_two", GROUP, {"etcd": "two:open"})
     said = refusal("etcd://user:secret@host")
     assert "several packages" in said
     assert "etcd_of_one" in said

@@ -84,6 +84,7 @@ class Format(NamedTuple):
     """It closes the source."""
     is_native: bool = False  # a library in C++ reads it
     by_groups: bool = False  # a record costs the reading of many around it
+    takes: tuple[str, ...] = ()  # of "columns", "fill" and "index_dir", options of register_files
 
 
 class NumberedFile(ABC):

@@ -15,7 +15,7 @@ import msgspec
 from ...errors import FailedPrecondition, InvalidArgument
 from .byte_sources import opened
 from .formats import Damaged, Facts, Options
-from .known_formats import FORMATS
+from .known_formats import format_of
 from .manifest import FileEntry
 
 _MOST_BYTES = 64 << 20  # of a message
@@ -52,7 +52,7 @@ def inspected(of: str, options: Options, entry: FileEntry) -> Facts:
     """Raises Damaged, OSError, InvalidArgument, and FailedPrecondition where the format's library
     is not installed."""
     with contextlib.closing(opened(entry, options.get("storage", {}))) as source:
-        return FORMATS[of].inspect(source, options)
+        return format_of(of).inspect(source, options)
 
 
 def send(channel: Connection, message: Any) -> None:

@@ -1,14 +1,16 @@
-"""All formats, by the names that `register_files` takes."""
+"""All formats, by the names that `register_files` takes: ours, and those of other packages."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ...errors import InvalidArgument
+from ....storage import other_packages
+from ...errors import FailedPrecondition, InvalidArgument
 from . import array_records, mds, parquet, tars, tfrecords
 from .byte_sources import RemoteFile, opened_now
 from .formats import Format
@@ -23,6 +25,50 @@ FORMATS: dict[str, Format] = {
     "mds": mds.FORMAT,
 }
 
+GROUP = "forebay.formats"
+"""The group of entry points by which other packages bring formats (docs/formats.md). An entry
+point's name is the format's; it names a Format. Ours cannot be replaced."""
+
+
+def format_names() -> list[str]:
+    return [*dict.fromkeys([*FORMATS, *other_packages.names_of(GROUP)])]
+
+
+def format_of(name: str, package: str = "") -> Format:
+    """`package` is the one that brought it where the files were registered. Raises
+    FailedPrecondition."""
+    return FORMATS.get(name) or _of_other_package(name, package)
+
+
+def package_of(name: str) -> str:
+    """That brings the format; empty of ours."""
+    entry = None if name in FORMATS else other_packages.find(GROUP, name)
+    return other_packages.package_of(entry) if entry else ""
+
+
+@functools.cache
+def _of_other_package(name: str, package: str) -> Format:
+    try:
+        if (entry := other_packages.find(GROUP, name)) is None:
+            raise FailedPrecondition(
+                f"files of the format {name!r} are read by {package or 'a newer Forebay'}, which "
+                "is not installed here: install it"
+            )
+        found = other_packages.load(entry)
+    except other_packages.Unusable as error:
+        raise FailedPrecondition(f"format {name!r}: {error}") from error
+    if not isinstance(found, Format):
+        raise FailedPrecondition(
+            f"format {name!r}: {entry.value} of the package {other_packages.package_of(entry)} is "
+            f"a {type(found).__name__}, and no Format; mend that package, or remove it"
+        )
+    return found
+
+
+def _all(format: str | None = None) -> dict[str, Format]:  # noqa: A002
+    """Or the one of this name alone. Raises FailedPrecondition."""
+    return {name: format_of(name) for name in ([format] if format else format_names())}
+
 
 _TABLES = {"_delta_log": "Delta Lake", ".hoodie": "Apache Hudi"}
 """Which directory says that the files beside it are a table's, also former ones."""
@@ -36,10 +82,11 @@ def guessed(entry: FileEntry, options: dict[str, Any]) -> str | None:
         RemoteFile(entry, options) if is_url(path) else opened_now(path, {})
     ) as file:
         begin = bytes(file.read(0, 512))
-    for name, format_ in FORMATS.items():
+    formats = _all()
+    for name, format_ in formats.items():
         if format_.is_it(begin):
             return name
-    return next((name for name, one in FORMATS.items() if ends_in(path, one.suffixes)), None)
+    return next((name for name, one in formats.items() if ends_in(path, one.suffixes)), None)
 
 
 def in_directory(path: str, format: str | None) -> list[str]:  # noqa: A002
@@ -51,8 +98,7 @@ def in_directory(path: str, format: str | None) -> list[str]:  # noqa: A002
 
 def suffixes_of(format: str | None) -> tuple[str, ...]:  # noqa: A002
     """Of the files of a format, or of any."""
-    formats = [FORMATS[format]] if format else FORMATS.values()
-    return tuple(suffix for one in formats for suffix in one.suffixes)
+    return tuple(suffix for one in _all(format).values() for suffix in one.suffixes)
 
 
 def require_no_table(folder: str, names: Iterable[str]) -> None:

@@ -271,4 +271,5 @@ FORMAT = Format(
     is_it=lambda begin: False,  # it has no mark: an index.json says that it is one
     inspect=_inspect,
     open=MdsShard,
+    takes=("columns",),
 )

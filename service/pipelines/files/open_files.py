@@ -11,8 +11,8 @@ from collections import OrderedDict
 from ....storage.errors import Corrupt
 from ...errors import FailedPrecondition
 from . import byte_sources, manifest
-from .formats import Damaged, RecordFile
-from .known_formats import FORMATS
+from .formats import Damaged, Format, RecordFile
+from .known_formats import format_of
 from .partitions import Partitioned
 
 MOST_OPEN = 4096
@@ -31,6 +31,11 @@ class OpenFiles:
         self._open: OrderedDict[int, RecordFile] = OrderedDict()  # used last: at the end
         self.used: memoryview | list[int] = [-1]  # its number, if the process ends of it
         self._limit()
+
+    @property
+    def format(self) -> Format:
+        """Raises FailedPrecondition."""
+        return format_of(self._manifest.format, self._manifest.options.get("package", ""))
 
     def raise_limit(self) -> None:
         """Of the process's descriptors, as far as it may."""
@@ -62,7 +67,7 @@ class OpenFiles:
             options = self._manifest.options
             source = byte_sources.opened(entry, options.get("storage", {}))
             try:
-                file = FORMATS[self._manifest.format].open(source, options)
+                file = self.format.open(source, options)
             except BaseException:
                 source.close()
                 raise

@@ -220,4 +220,5 @@ FORMAT = Format(
     open=ParquetRows,
     by_groups=True,
     is_native=True,
+    takes=("columns", "fill"),
 )

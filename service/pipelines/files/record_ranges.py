@@ -17,7 +17,6 @@ from ...order import permuted_many
 from ...structure import leaves
 from .damage import Damage, damage
 from .formats import LARGE_BYTES, Ints, steps
-from .known_formats import FORMATS
 from .manifest import Manifest
 from .open_files import OpenFiles
 
@@ -37,7 +36,6 @@ class RecordRanges:
 
     def __init__(self, manifest: Manifest, may_leave_out: MayLeaveOut) -> None:
         self._manifest, self._may_leave_out = manifest, may_leave_out
-        self._by_groups = FORMATS[self._manifest.format].by_groups
         self._fields = [
             (path, node["tensor"], len(node["shape"]))
             for path, node in leaves(self._manifest.structure)
@@ -91,7 +89,7 @@ class RecordRanges:
     def _shuffled(self, first: int, stop: int, order: Order) -> Iterator[Numbered]:
         total, (seed, epoch) = int(self.starts[-1]), order
         parts = steps(first, stop, self._record_bytes, LARGE_BYTES)
-        if self._by_groups:
+        if self.files.format.by_groups:
             parts = iter([(first, stop)])
         permuted = permuted_many(np.arange(first, stop), total, seed, epoch)
         for begin, end in parts:
@@ -132,7 +130,7 @@ class RecordRanges:
         be, which names the first one."""
         path, file = self._manifest.files[number].path, self.files.pop(number)
         try:
-            found = damage(path, file, records, error, by_groups=self._by_groups)
+            found = damage(path, file, records, error, by_groups=self.files.format.by_groups)
             if found.whole and self._may_leave_out(number, *found.whole, found.why):
                 return found
         finally:

@@ -447,4 +447,5 @@ FORMAT = Format(
     is_it=lambda begin: begin[257:262] == b"ustar",
     inspect=_inspect,
     open=TarShard,
+    takes=("columns", "fill", "index_dir"),
 )

@@ -84,4 +84,5 @@ FORMAT = Format(
     is_it=lambda begin: data_length(begin) is not None,
     inspect=_inspect,
     open=TFRecordFile,
+    takes=("index_dir",),
 )

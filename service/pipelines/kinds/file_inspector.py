@@ -16,7 +16,7 @@ from typing import Any
 from ...errors import FailedPrecondition
 from ..files.formats import Damaged, Facts, Options
 from ..files.inspecting import ERRORS, inspected, received, send
-from ..files.known_formats import FORMATS
+from ..files.known_formats import format_of
 from ..files.manifest import FileEntry
 from ..python.fork_server import ForkServer, ended
 
@@ -52,7 +52,7 @@ class FileInspector:
     def facts(self, entry: FileEntry) -> Facts:
         """Raises Damaged, OSError, OverflowError, InvalidArgument, and FailedPrecondition where the
         library is not installed."""
-        if not FORMATS[self._of].is_native:
+        if not format_of(self._of).is_native:
             return inspected(self._of, self._options, entry)
         if self._channel is None:
             self._channel = self._started()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ...errors import InvalidArgument, NotFound
 from ..files import manifest, mds, record_index
-from ..files.known_formats import FORMATS, guessed, in_directory, suffixes_of
+from ..files.known_formats import format_names, guessed, in_directory, suffixes_of
 from ..files.manifest import FileEntry
 from ..files.stores import is_url
 from . import remote_files
@@ -37,8 +37,11 @@ class FilesFound(NamedTuple):
 def resolved(files: Paths, named: str | None, options: dict[str, Any]) -> FilesFound:
     """The files, whose format may be `named`. `options` are storage_options. Raises
     InvalidArgument, NotFound, FailedPrecondition."""
-    if named is not None and named not in [*FORMATS]:
-        raise InvalidArgument(f"format={named!r} must be one of {[*FORMATS]}")
+    if named is not None and named not in format_names():
+        raise InvalidArgument(
+            f"format={named!r} must be one of {format_names()}, or install the package that brings "
+            "it"
+        )
     given = _given(files)
     is_list = not isinstance(files, str | os.PathLike)
     entries: list[FileEntry] = []
@@ -89,7 +92,7 @@ def resolved(files: Paths, named: str | None, options: dict[str, Any]) -> FilesF
     if format_ is None:
         raise InvalidArgument(
             f"{entries[0].path} is of no format that its first bytes or its name tell: it may be "
-            f"compressed; or give format, one of {[*FORMATS]}"
+            f"compressed; or give format, one of {format_names()}"
         )
     return FilesFound(entries, places, format_)
 

@@ -17,6 +17,7 @@ from ...proto import python_pb2
 from ..definitions import UNKNOWN_CARDINALITY, encode_metadata
 from ..files import partitions
 from ..files.formats import Facts, few, is_utf8, written
+from ..files.known_formats import FORMATS, format_of, package_of
 from ..files.manifest import Manifest
 from ..files.reading import FileRecords
 from ..files.stores import is_url, require_options
@@ -99,9 +100,8 @@ def definition(
         )
     entries, found = inspected(listed, found_format, options, outside)
     if "dict" in found.structure and not isinstance(columns, Mapping):
-        names = [name for name, _ in found.structure["dict"]]
-        names = [name for name in names if name not in outside.nodes]
-        options["whole" if "whole" in options else "columns"] = names
+        read = [name for name, _ in found.structure["dict"] if name not in outside.nodes]
+        options["whole" if "whole" in options else "columns"] = read
     of_files = Manifest(
         format=found_format,
         files=entries,
@@ -180,15 +180,19 @@ def _options(
             index_dir = os.path.abspath(index_dir)
             require_utf8(index_dir)
     options: dict[str, Any] = {}
-    for name, value, formats in (
-        ("columns", columns, ("parquet", "webdataset", "mds")),
-        ("fill", fill and dict(sorted(fill.items())), ("parquet", "webdataset")),
-        ("index_dir", index_dir, ("tfrecord", "webdataset")),
+    takes = format_of(of).takes
+    for name, value in (
+        ("columns", columns),
+        ("fill", fill and dict(sorted(fill.items()))),
+        ("index_dir", index_dir),
     ):
         if value is not None:
             options[name] = value
-            if of not in formats:
-                raise InvalidArgument(f"{name}={value!r} is for {[*formats]}, and this is {of!r}")
+            if name not in takes:
+                formats = [one for one, about in FORMATS.items() if name in about.takes]
+                raise InvalidArgument(f"{name}={value!r} is for {formats}, and this is {of!r}")
+    if package := package_of(of):
+        options["package"] = package
     if missing not in ("raise", "skip") or (missing == "skip" and of != "webdataset"):
         raise InvalidArgument(
             f"missing={missing!r} must be 'raise', or of webdataset 'skip', and this is {of!r}"

@@ -1,0 +1,90 @@
+"""Formats of files: ours and one of another package pass the contract; what is said of others."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import pytest
+
+from forebay.service.errors import FailedPrecondition, InvalidArgument
+from forebay.service.pipelines.files.known_formats import GROUP
+from forebay.service.pipelines.kinds.format_contract import FormatContract
+
+from ..other_packages import install, install_page
+from ..record_files import FORMATS, MDS_COLUMNS, Register, pattern, written
+
+
+class OurFormat(FormatContract):
+    def write(self, directory: pathlib.Path, counts: Sequence[int]) -> tuple[str, list[Any]]:
+        return pattern(self.format, directory), written(self.format, directory, counts)
+
+
+class TestArrayRecord(OurFormat):
+    format = "arrayrecord"
+
+
+class TestParquet(OurFormat):
+    format = "parquet"
+
+
+class TestTFRecord(OurFormat):
+    format = "tfrecord"
+
+
+class TestWebDataset(OurFormat):
+    format = "webdataset"
+
+
+class TestMDS(OurFormat):
+    format = "mds"
+    options: ClassVar = {"columns": MDS_COLUMNS}
+
+
+def test_all_of_ours_are_here() -> None:
+    assert {one.format for one in OurFormat.__subclasses__()} == {*FORMATS}
+
+
+def test_the_format_of_the_page_passes_the_contract(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_page(tmp_path, "formats.md", "forebay_fvecs")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout
+    tests = [name for name in dir(FormatContract) if name.startswith("test_")]
+    assert re.search(rf"{len(tests)} passed", done.stdout)
+
+
+def test_what_is_said_of_other_packages(
+    register: Register, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, packages = tmp_path / "files", tmp_path / "packages"
+    files.mkdir()
+    packages.mkdir()
+    (files / "a.one").write_text("no format of ours")
+    monkeypatch.syspath_prepend(packages)
+
+    def refusal(name: str | None) -> str:
+        with pytest.raises((FailedPrecondition, InvalidArgument)) as error:
+            register(files / "a.one", format=name)
+        return str(error.value)
+
+    assert "'mds'], or install the package that brings it" in refusal("one")
+    install(packages, "ours_by_another", GROUP, {"parquet": "one:FORMAT"})
+    written("parquet", files, [3])
+    assert sum(register(files / "0.parquet").lengths) == 3
+    install(packages, "first", GROUP, {"one": "one:FORMAT", "two": "two:FORMAT"})
+    assert "'two'], or install" in refusal("three")
+    said = refusal("one")
+    assert "format 'one': one:FORMAT of the package first cannot be loaded (ModuleNotFoundE" in said
+    assert said == refusal(None)
+    (packages / "two.py").write_text("FORMAT = {}")
+    assert "two:FORMAT of the package first is a dict, and no Format; mend" in refusal("two")
+    install(packages, "second", GROUP, {"one": "other:FORMAT"})
+    assert "several packages bring 'one': " in refusal("one")
