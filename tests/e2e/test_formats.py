@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from forebay import service
-from forebay.service.errors import FailedPrecondition
+from forebay.service.errors import PipelineError
 
 from ..cluster import WorkerProcess
 from ..other_packages import install_page
@@ -36,7 +36,7 @@ def test_workers_read_a_format_that_their_packages_bring(
             np.testing.assert_array_equal(np.stack([*elements]), vectors)
         with (
             WorkerProcess(dispatcher.address),
-            pytest.raises(FailedPrecondition, match="by forebay_fvecs, which is not installed"),
+            pytest.raises(PipelineError, match="by forebay_fvecs, which is not installed"),
             service.read(dispatcher.target, dataset_id) as elements,
         ):
             next(iter(elements))
