@@ -19,6 +19,7 @@ def register_files(
     columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
     partitioning: Any = "hive",
     fill: dict[str, Any] | None = None,
+    nulls: str = "raise",
     missing: str = "raise",
     map: Callable[[Any], Any] | None = None,  # noqa: A002
     element_spec: Any = None,
@@ -48,17 +49,21 @@ def register_files(
       format: "arrayrecord", "parquet", "tfrecord", "webdataset" or "mds", or one that another
         package brings (docs/formats.md); by default the files say.
         A record of ArrayRecord and TFRecord is bytes, and a dict of others.
-      columns: which ones to read, of Parquet, WebDataset (extensions, and "__key__") and MDS. By
-        default all. Of WebDataset, it may be a dict of the extensions that a column may have, of
-        which the first one that a sample has is read: {"image": ["jpg", "png"], "label": "cls"}.
+      columns: which, of Parquet ("meta.score" of a struct), WebDataset (extensions, and
+        "__key__") and MDS. By default all. Of WebDataset, it may be a dict of the extensions that a
+        column may have, of which the first one that a sample has is read:
+        {"image": ["jpg", "png"], "label": "cls"}.
       partitioning: which columns the names of directories have, of Parquet, as in pyarrow.parquet's
         read_table: "hive" for year=2020/…; None for no columns; a list of their names; or one of
         pyarrow.dataset. Of a directory, the names below it count, of a pattern, those from its
         first `*`, of files in a list their whole paths, and of a single file none.
       fill: of WebDataset, bytes or text by column, of samples that have none. Of Parquet, a value
-        by column, in the place of nulls, which are refused otherwise: an
-        int, float, bool, str or bytes. Of a column of lists, it stands for nulls within the lists,
-        and a list that is null is empty, or of a fixed size full of it.
+        by column, in the place of nulls: an int, float, bool, str or bytes. Of a column of lists,
+        it stands for nulls within the lists, and a list that is null is empty, or of a fixed size
+        full of it. Of a column in structs, the names have dots: {"meta.score": 0.0}.
+      nulls: of Parquet, what becomes of nulls without a `fill`. "raise": they are an error. "drop":
+        rows that have one in a column that is read are no records. "mask": they are zero or empty,
+        and each column has another one of its shape, `<name>.valid`, of bools.
       missing: of WebDataset, what becomes of samples that lack a column without a `fill`. "raise":
         they are an error here. "skip": they are no records, and a warning says how many.
       map: called with each record, on the workers; returns an element, as of `python_dataset`. It
@@ -101,7 +106,7 @@ def register_files(
     check_compression(compression)
     request = definition(
         files, format=format, columns=columns, partitioning=partitioning, fill=fill,
-        missing=missing, map=map, element_spec=element_spec, packages=packages,
+        nulls=nulls, missing=missing, map=map, element_spec=element_spec, packages=packages,
         one_to_one=one_to_one, on_error=on_error, limit=limit, shuffle_records=shuffle_records,
         seed=seed, split_records=split_records, index_dir=index_dir,
         storage_options=storage_options,

@@ -224,18 +224,26 @@ class GradientDef(_message.Message):
     def __init__(self, function_name: _Optional[str] = ..., gradient_func: _Optional[str] = ...) -> None: ...
 
 class StructuredValue(_message.Message):
-    __slots__ = ("none_value", "tensor_spec_value", "tuple_value", "dict_value", "named_tuple_value")
+    __slots__ = ("none_value", "int64_value", "tensor_shape_value", "tensor_dtype_value", "tensor_spec_value", "type_spec_value", "tuple_value", "dict_value", "named_tuple_value")
     NONE_VALUE_FIELD_NUMBER: _ClassVar[int]
+    INT64_VALUE_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_SHAPE_VALUE_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_DTYPE_VALUE_FIELD_NUMBER: _ClassVar[int]
     TENSOR_SPEC_VALUE_FIELD_NUMBER: _ClassVar[int]
+    TYPE_SPEC_VALUE_FIELD_NUMBER: _ClassVar[int]
     TUPLE_VALUE_FIELD_NUMBER: _ClassVar[int]
     DICT_VALUE_FIELD_NUMBER: _ClassVar[int]
     NAMED_TUPLE_VALUE_FIELD_NUMBER: _ClassVar[int]
     none_value: NoneValue
+    int64_value: int
+    tensor_shape_value: TensorShape
+    tensor_dtype_value: int
     tensor_spec_value: TensorSpec
+    type_spec_value: TypeSpec
     tuple_value: TupleValue
     dict_value: DictValue
     named_tuple_value: NamedTupleValue
-    def __init__(self, none_value: _Optional[_Union[NoneValue, _Mapping]] = ..., tensor_spec_value: _Optional[_Union[TensorSpec, _Mapping]] = ..., tuple_value: _Optional[_Union[TupleValue, _Mapping]] = ..., dict_value: _Optional[_Union[DictValue, _Mapping]] = ..., named_tuple_value: _Optional[_Union[NamedTupleValue, _Mapping]] = ...) -> None: ...
+    def __init__(self, none_value: _Optional[_Union[NoneValue, _Mapping]] = ..., int64_value: _Optional[int] = ..., tensor_shape_value: _Optional[_Union[TensorShape, _Mapping]] = ..., tensor_dtype_value: _Optional[int] = ..., tensor_spec_value: _Optional[_Union[TensorSpec, _Mapping]] = ..., type_spec_value: _Optional[_Union[TypeSpec, _Mapping]] = ..., tuple_value: _Optional[_Union[TupleValue, _Mapping]] = ..., dict_value: _Optional[_Union[DictValue, _Mapping]] = ..., named_tuple_value: _Optional[_Union[NamedTupleValue, _Mapping]] = ...) -> None: ...
 
 class NoneValue(_message.Message):
     __slots__ = ()
@@ -248,6 +256,18 @@ class TensorSpec(_message.Message):
     shape: TensorShape
     dtype: int
     def __init__(self, shape: _Optional[_Union[TensorShape, _Mapping]] = ..., dtype: _Optional[int] = ...) -> None: ...
+
+class TypeSpec(_message.Message):
+    __slots__ = ("type_spec_class", "type_state", "type_spec_class_name", "num_flat_components")
+    TYPE_SPEC_CLASS_FIELD_NUMBER: _ClassVar[int]
+    TYPE_STATE_FIELD_NUMBER: _ClassVar[int]
+    TYPE_SPEC_CLASS_NAME_FIELD_NUMBER: _ClassVar[int]
+    NUM_FLAT_COMPONENTS_FIELD_NUMBER: _ClassVar[int]
+    type_spec_class: int
+    type_state: StructuredValue
+    type_spec_class_name: str
+    num_flat_components: int
+    def __init__(self, type_spec_class: _Optional[int] = ..., type_state: _Optional[_Union[StructuredValue, _Mapping]] = ..., type_spec_class_name: _Optional[str] = ..., num_flat_components: _Optional[int] = ...) -> None: ...
 
 class TupleValue(_message.Message):
     __slots__ = ("values",)

@@ -271,3 +271,28 @@ def test_columns_of_directories_names_and_samples_that_lack_one(
         dataset_id = service.register_files(cluster.target, given, **how)
         with service.read(cluster.target, dataset_id, ordered=True, shuffle=False) as elements:
             assert [*itertools.islice(elements, 9)] == expected
+
+
+def test_nested_columns_through_the_service(cluster: Cluster, tmp_path: pathlib.Path) -> None:
+    """Lists of lists are ragged: as a function has them, in batches, and in TensorFlow."""
+    grid: list[list[list[int]]] = [[[1], [2, 3]], [], [[]], [[4, 5, 6]]]
+    table = pa.table({"a": [{"g": one, "s": [{"t": "x" * len(one)}]} for one in grid]})
+    pq.write_table(table, tmp_path / "a.parquet")
+
+    def lists(ragged: Any) -> list[list[int]]:
+        return [one.tolist() for one in np.split(ragged.values, ragged.row_splits[1:-1])]
+
+    dataset_id = service.register_files(cluster.target, tmp_path)
+    with service.read(
+        cluster.target, dataset_id, ordered=True, shuffle=False, batch_size=4
+    ) as batches:
+        batch = next(iter(batches))["a"]
+    assert [lists(one) if len(one.row_splits) > 1 else [] for one in batch["g"]] == grid
+    assert [one.tolist() for one in batch["s"]["t"]] == [[b"xx"], [b""], [b"x"], [b"x"]]
+    found = service.from_dataset_id(service.ShardingPolicy.DYNAMIC, cluster.target, dataset_id)
+    assert sorted(one["a"]["g"].to_list() for one in found) == sorted(grid)
+    mapped = service.register_files(cluster.target, tmp_path, map=lambda record: record["a"])
+    with service.read(cluster.target, mapped, ordered=True, shuffle=False) as elements:
+        assert [one["g"].row_splits.tolist() for one in itertools.islice(elements, 4)] == [
+            [0, 1, 3], [0], [0, 0], [0, 3],
+        ]  # fmt: skip

@@ -84,7 +84,7 @@ class Format(NamedTuple):
     """It closes the source."""
     is_native: bool = False  # a library in C++ reads it
     by_groups: bool = False  # a record costs the reading of many around it
-    takes: tuple[str, ...] = ()  # of "columns", "fill" and "index_dir", options of register_files
+    takes: tuple[str, ...] = ()  # of register_files: "columns", "fill", "index_dir", "nulls"
 
 
 class NumberedFile(ABC):
@@ -153,6 +153,14 @@ def read_at(source: ByteSource, start: int, size: int) -> bytes | memoryview:
     return data
 
 
+def named(structure: Node, above: str = "") -> dict[str, Node]:
+    """The tensors of dicts in dicts, by dotted names."""
+    found: dict[str, Node] = {}
+    for name, node in structure.get("dict", ()):
+        found |= named(node, f"{above}{name}.") if "dict" in node else {above + name: node}
+    return found
+
+
 def dict_of(columns: dict[str, Node]) -> Node:
     return {"dict": [[name, columns[name]] for name in sorted(columns)]}
 
@@ -171,7 +179,8 @@ def chosen(path: str, there: Sequence[str], options: Options) -> list[str]:
         raise InvalidArgument(
             f"{path} has no columns {few(missing)}: give some of {few(sorted({*there, *outside}))}"
         )
-    if both := [name for name in outside if name in names and name in there]:
+    top = {*there, *(name.partition(".")[0] for name in there)}
+    if both := [name for name in outside if name in names and name in top]:
         raise InvalidArgument(
             f"{path} has columns {few(both)}, and so has its directory's name: give "
             "partitioning=None for the file's, or `columns` without them"

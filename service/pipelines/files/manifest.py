@@ -34,6 +34,8 @@ class FileEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     records: int
     values: dict[str, Any] = {}
     """Of columns that its directory's name has (partitions.py)."""
+    cuts: list[int] = []
+    """Before which records its groups begin, where rows of these are left out."""
 
     def __str__(self) -> str:
         what = "" if " " in self.fingerprint else "fingerprint "

@@ -1,5 +1,5 @@
 """Parquet files, by pyarrow: a record is a dict of columns, and columns become columns of blocks
-(parquet_types.py). A split begins with a row group, so that each is decoded once.
+(arrow_types.py). A split begins with a row group, so that each is decoded once.
 """
 
 from __future__ import annotations
@@ -10,9 +10,20 @@ from typing import Any
 import numpy as np
 
 from ...blocks import Block
+from .arrow_types import (
+    ArrowColumn,
+    block,
+    columns_of,
+    cut,
+    payload_bytes,
+    pyarrow,
+    structure_of,
+    wanted,
+    wide,
+    without_nulls,
+)
 from .byte_sources import ByteSource
-from .formats import LARGE_BYTES, Damaged, Facts, Format, Ints, Options, chosen, dict_of
-from .parquet_types import ParquetColumn, cut, leaves, payload_bytes, pyarrow, wide
+from .formats import LARGE_BYTES, Damaged, Facts, Format, Ints, Options, dict_of
 
 PROBED_ROWS = 256
 """Rows that tell how large strings are that lie in a dictionary."""
@@ -44,39 +55,66 @@ def _inspect(source: ByteSource, options: Options) -> Facts:
         schema, about = file.schema_arrow, file.metadata
         if not about.num_rows:  # writers may not know its types
             return Facts(0, dict_of({}))
-        names = chosen(path, schema.names, options)
-        columns = {name: ParquetColumn(path, schema.field(name)) for name in names}
-        fill = options.get("fill") or {}
-        for name, value in fill.items():
-            if name in columns:
-                columns[name].require_fill(value)
-        unfilled = {name: column for name, column in columns.items() if name not in fill}
-        _require_no_nulls(file, unfilled)
+        columns = columns_of(path, schema, options)
+        read = wanted(path, columns, options)
+        for column in read:
+            if column.name in (options.get("fill") or {}):
+                column.require_fill()
+        structure = structure_of(read)
+        strict = [one for one in read if not one.takes_nulls]
+        doubtful = {at: one for at, one in enumerate(columns) if one in strict}
         rows = [about.row_group(number).num_rows for number in range(about.num_row_groups)]
+        if options.get("nulls") == "drop":
+            rows = [_rows_without_nulls(file, number, doubtful) for number in range(len(rows))]
+        else:
+            _require_no_nulls(file, doubtful)
         cuts = np.cumsum([0, *rows]).tolist()
-        times = {name: one.time for name, one in columns.items() if one.time}
-        return Facts(
-            about.num_rows, dict_of({n: one.node for n, one in columns.items()}), cuts, times
-        )
+        times = {one.name: one.time for one in read if one.time}
+        return Facts(cuts[-1], structure, cuts, times, left_out=about.num_rows - cuts[-1])
 
 
-def _require_no_nulls(file: Any, columns: dict[str, ParquetColumn]) -> None:
-    """As far as statistics tell. Raises InvalidArgument."""
-    about, names = file.metadata, leaves(file.schema_arrow)
-    doubtful: dict[str, int] = {}  # row groups
-    for number in range(about.num_row_groups):
-        group = about.row_group(number)
-        for at in range(group.num_columns):
-            statistics, column = group.column(at).statistics, columns.get(names[at])
-            if column is None or statistics is None or not statistics.null_count:
+def _require_no_nulls(file: Any, columns: dict[int, ArrowColumn]) -> None:
+    """As far as statistics tell, of the file's own columns. Raises InvalidArgument."""
+    of_lists: dict[int, int] = {}  # in which row group
+    for number in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(number)
+        for at, column in columns.items():
+            statistics = group.column(at).statistics
+            if statistics is None or not statistics.null_count:
                 continue
-            if column.is_list and column.varies:  # empty ones are counted like null ones
-                doubtful.setdefault(column.name, number)
+            if column.has_lists:  # empty ones are counted like null ones
+                of_lists.setdefault(at, number)
             else:
                 column.require_no_nulls(statistics.null_count)
-    for name, number in doubtful.items():
-        for batch in file.iter_batches(row_groups=[number], columns=[name], use_threads=False):
-            columns[name].component(batch.column(name), {})
+    for at, number in of_lists.items():
+        for batch in _batches(file, [number], [at]):
+            [*columns[at].components(batch.column(0))]
+
+
+def _rows_without_nulls(file: Any, number: int, columns: dict[int, ArrowColumn]) -> int:
+    """Of a row group."""
+    group = file.metadata.row_group(number)
+    doubtful = {}
+    for at, column in columns.items():
+        statistics = group.column(at).statistics
+        if statistics is None or not statistics.has_null_count or statistics.null_count:
+            doubtful[at] = column
+    if not doubtful:
+        return int(group.num_rows)
+    batches = _batches(file, [number], [*doubtful])
+    return sum(without_nulls(batch, doubtful.values()).num_rows for batch in batches)
+
+
+def _batches(file: Any, groups: list[int], columns: Iterable[int], rows: int = 1 << 16) -> Any:
+    """Of row groups, only these of the file's own columns."""
+    return file.iter_batches(
+        rows, row_groups=groups, columns=_paths(file, columns), use_threads=False
+    )
+
+
+def _paths(file: Any, columns: Iterable[int]) -> list[str]:
+    """Names of the file's own columns, as Arrow takes them."""
+    return [file.schema.column(at).path for at in columns]
 
 
 class ParquetRows:
@@ -84,28 +122,27 @@ class ParquetRows:
 
     def __init__(self, source: ByteSource, options: Options) -> None:
         self._source = source
-        self._names: list[str] = options["columns"]
-        self._fill: dict[str, Any] = options.get("fill") or {}
         self._file = _opened(source)
         schema, about = self._file.schema_arrow, self._file.metadata
-        self._columns = [ParquetColumn(source.path, schema.field(name)) for name in self._names]
-        self._leaves = leaves(schema)
+        names, columns = {*options["columns"]}, columns_of(source.path, schema, options)
+        self._columns = {at: one for at, one in enumerate(columns) if one.name in names}
         sizes = [about.row_group(number).num_rows for number in range(about.num_row_groups)]
-        self._starts = np.cumsum([0, *sizes])
+        self._rows = np.cumsum([0, *sizes])  # before each row group
+        self._drops = options.get("nulls") == "drop"
+        self._starts = np.array(source.entry.cuts) if self._drops else self._rows
         self._row_bytes = self._bytes_of_a_row()
         self._probed = False  # a group's first rows
 
     def _bytes_of_a_row(self) -> float:
         """About so many in memory."""
         about = self._file.metadata
-        varying = {column.name for column in self._columns if column.varies}
-        size = sum(column.fixed_bytes for column in self._columns)
+        size = sum(column.fixed_bytes for column in self._columns.values())
         for number in range(about.num_row_groups):
             group = about.row_group(number)
             size += sum(
                 group.column(at).total_uncompressed_size / about.num_rows
-                for at, name in enumerate(self._leaves)
-                if name in varying
+                for at, column in self._columns.items()
+                if column.varies
             )
         return size
 
@@ -113,54 +150,51 @@ class ParquetRows:
         """Of a row: strings of a row group that are there once for many rows, by its first rows."""
         group = self._file.metadata.row_group(number)
         most = _DICTIONARY_BYTES + 4 * group.num_rows
-        once = {
-            name
-            for name, column in zip(
-                self._leaves, map(group.column, range(group.num_columns)), strict=True
-            )
+        once = [
+            at
+            for at, column in zip(self._columns, map(group.column, self._columns), strict=True)
             if column.physical_type == "BYTE_ARRAY"
             and column.has_dictionary_page
             and column.total_uncompressed_size <= most
-        }
-        named = [name for name in self._names if name in once]
-        if not named:
+        ]
+        if not once:
             return 0.0
-        batches = self._file.iter_batches(
-            PROBED_ROWS, row_groups=[number], columns=named, use_threads=False
-        )
-        batch = next(batches)
+        batch = next(_batches(self._file, [number], once, PROBED_ROWS))
         return float(sum(map(payload_bytes, batch.columns)) / max(1, batch.num_rows))
 
     def read(self, first: int, stop: int) -> Iterator[Block]:
         begin, end = np.searchsorted(self._starts, [first, stop - 1], "right").tolist()
-        at, end_row = int(self._starts[begin - 1]), int(self._starts[end])
+        at = int(self._starts[begin - 1])
         self._plan(range(begin - 1, end))
         if not self._probed:
             self._row_bytes = max(self._row_bytes, self._repeated_bytes(begin - 1))
             self._probed = True
-        blocks = -(-int((end_row - at) * self._row_bytes) // LARGE_BYTES)
-        batches = self._file.iter_batches(
-            -(-(end_row - at) // max(1, blocks)),  # of one size, so that memory is used again
-            row_groups=[*range(begin - 1, end)],
-            columns=self._names,
-            use_threads=False,
-        )
-        for batch in batches:
-            low, high = max(0, first - at), min(batch.num_rows, stop - at)
-            at += batch.num_rows
+        rows = int(self._rows[end] - self._rows[begin - 1])
+        blocks = -(-int(rows * self._row_bytes) // LARGE_BYTES)
+        size = -(-rows // max(1, blocks))  # of one size, so that memory is used again
+        for batch in _batches(self._file, [*range(begin - 1, end)], self._columns, size):
+            kept = self._kept(batch)
+            low, high = max(0, first - at), min(kept.num_rows, stop - at)
+            at += kept.num_rows
             if low < high:
-                yield from map(self._block, cut(batch.slice(low, high - low), LARGE_BYTES))
+                yield from map(self._block, cut(kept.slice(low, high - low), LARGE_BYTES))
+
+    def _kept(self, batch: Any) -> Any:
+        return without_nulls(batch, self._columns.values()) if self._drops else batch
 
     def take(self, records: Ints) -> Block:
-        if not self._names:  # a table without columns has no rows, either
+        if not self._columns:  # a table without columns has no rows, either
             return Block(len(records), ())
         arrow = pyarrow(self._source.path)
-        tables = []
+        tables, paths = [], _paths(self._file, self._columns)
         groups = self._by_group(records)
         self._plan(number for number, _ in groups)
         for number, places in groups:
-            table = self._file.read_row_group(number, columns=self._names, use_threads=False)
+            table = self._file.read_row_group(number, columns=paths, use_threads=False)
             table = table.cast(wide(table.schema))  # or the rows may be too many bytes for one
+            if self._drops:
+                (batch,) = table.combine_chunks().to_batches()
+                table = arrow.Table.from_batches([self._kept(batch)])
             tables.append(table.take(arrow.array(records[places] - self._starts[number])))
         order = np.concatenate([places for _, places in groups])
         places = np.empty(len(records), np.int64)
@@ -184,28 +218,22 @@ class ParquetRows:
         return [*zip(numbers.tolist(), np.split(by_group, begins[1:]), strict=True)]
 
     def _block(self, batch: Any) -> Block:
-        return Block(
-            batch.num_rows,
-            tuple(one.component(batch.column(one.name), self._fill) for one in self._columns),
-        )
+        return block(batch, self._columns.values())
 
     def _plan(self, groups: Iterable[int]) -> None:
         """The bytes that reading these row groups takes."""
         ranges: list[tuple[int, int]] = []
-        wanted = {*self._names}
         for number in groups:
             group = self._file.metadata.row_group(number)
-            for at, name in enumerate(self._leaves):
-                if name in wanted:
-                    column = group.column(at)
-                    begin = column.data_page_offset
-                    if column.has_dictionary_page:
-                        begin = min(begin, column.dictionary_page_offset)
-                    end = begin + column.total_compressed_size
-                    if ranges and 0 <= begin - ranges[-1][1] <= _HOLE_BYTES:
-                        ranges[-1] = ranges[-1][0], end
-                    else:
-                        ranges.append((begin, end))
+            for column in map(group.column, self._columns):
+                begin = column.data_page_offset
+                if column.has_dictionary_page:
+                    begin = min(begin, column.dictionary_page_offset)
+                end = begin + column.total_compressed_size
+                if ranges and 0 <= begin - ranges[-1][1] <= _HOLE_BYTES:
+                    ranges[-1] = ranges[-1][0], end
+                else:
+                    ranges.append((begin, end))
         self._source.plan(ranges)
 
     def close(self) -> None:
@@ -220,5 +248,5 @@ FORMAT = Format(
     open=ParquetRows,
     by_groups=True,
     is_native=True,
-    takes=("columns", "fill"),
+    takes=("columns", "fill", "nulls"),
 )

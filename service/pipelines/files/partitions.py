@@ -15,8 +15,8 @@ import numpy as np
 
 from ...blocks import Block, Component, Strings
 from ...errors import InvalidArgument
+from .arrow_types import ArrowColumn, columns_of, pyarrow
 from .formats import Ints, Node, RecordFile
-from .parquet_types import ParquetColumn, pyarrow
 
 
 class Partitions(NamedTuple):
@@ -67,12 +67,12 @@ def found(first: str, places: Sequence[str], partitioning: Any) -> Partitions:
             f"partitioning={partitioning!r:.100} does not fit the names of directories: "
             f"{error!s:.300}. Give another one, or None"
         ) from error
-    columns = [ParquetColumn(f"a directory of {first}", field) for field in schema]
+    columns = columns_of(f"a directory of {first}", schema, {})
     values = [
         {one.name: _plain(one, keys.get(one.name)) for one in columns}
         for keys in map(dataset.get_partition_keys, expressions)
     ]
-    return Partitions({one.name: one.node for one in columns}, values)
+    return Partitions({one.name: one.nodes[one.keys] for one in columns}, values)
 
 
 def _modules(path: str) -> Any:
@@ -82,12 +82,13 @@ def _modules(path: str) -> Any:
     return dataset, fs
 
 
-def _plain(column: ParquetColumn, value: Any) -> Any:
+def _plain(column: ArrowColumn, value: Any) -> Any:
     if value is None:
         return None
     import pyarrow as arrow
 
-    values = column.component(arrow.array([value], column.kind), {}).values
+    ((_, (component,)),) = column.components(arrow.array([value], column.kind))
+    values = component.values
     return values.data.tobytes() if isinstance(values, Strings) else values[0].item()
 
 

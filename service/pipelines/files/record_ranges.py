@@ -36,10 +36,12 @@ class RecordRanges:
 
     def __init__(self, manifest: Manifest, may_leave_out: MayLeaveOut) -> None:
         self._manifest, self._may_leave_out = manifest, may_leave_out
-        self._fields = [
-            (path, node["tensor"], len(node["shape"]))
-            for path, node in leaves(self._manifest.structure)
-        ]
+        self._fields: list[tuple[str, str, int]] = []  # of components
+        for path, node in leaves(self._manifest.structure):
+            splits = node.get("ragged_rank", 0)
+            dtype = node["ragged"] if splits else node["tensor"]
+            self._fields += [(path, dtype, len(node["shape"]) - splits)]
+            self._fields += [(path, "int64", 1)] * splits
         counts = [entry.records for entry in self._manifest.files]
         self.starts = np.cumsum([0, *counts])  # each file's first record, and all records
         size = sum(entry.size for entry in self._manifest.files)

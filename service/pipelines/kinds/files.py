@@ -16,7 +16,7 @@ from ...proto import forebay_pb2 as pb
 from ...proto import python_pb2
 from ..definitions import UNKNOWN_CARDINALITY, encode_metadata
 from ..files import partitions
-from ..files.formats import Facts, few, is_utf8, written
+from ..files.formats import Facts, few, is_utf8, named, written
 from ..files.known_formats import FORMATS, format_of, package_of
 from ..files.manifest import Manifest
 from ..files.reading import FileRecords
@@ -53,6 +53,7 @@ def definition(
     columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
     partitioning: Any = "hive",
     fill: dict[str, Any] | None = None,
+    nulls: str = "raise",
     missing: str = "raise",
     map: Callable[[Any], Any] | None = None,  # noqa: A002
     element_spec: Any = None,
@@ -88,7 +89,7 @@ def definition(
         )
     storage = require_options(storage_options)
     listed, places, found_format = resolved(files, format, storage)
-    options = _options(found_format, columns, fill, index_dir, missing)
+    options = _options(found_format, columns, fill, index_dir, missing, nulls)
     if storage:
         options["storage"] = storage
     outside = partitions.Partitions()
@@ -100,7 +101,7 @@ def definition(
         )
     entries, found = inspected(listed, found_format, options, outside)
     if "dict" in found.structure and not isinstance(columns, Mapping):
-        read = [name for name, _ in found.structure["dict"] if name not in outside.nodes]
+        read = [name for name in named(found.structure) if name not in outside.nodes]
         options["whole" if "whole" in options else "columns"] = read
     of_files = Manifest(
         format=found_format,
@@ -150,6 +151,7 @@ def _options(
     fill: dict[str, Any] | None,
     index_dir: str | os.PathLike[str] | None,
     missing: str,
+    nulls: str,
 ) -> dict[str, Any]:
     """Raises InvalidArgument for an option that the format does not have."""
     if isinstance(columns, Mapping):
@@ -185,6 +187,7 @@ def _options(
         ("columns", columns),
         ("fill", fill and dict(sorted(fill.items()))),
         ("index_dir", index_dir),
+        ("nulls", None if nulls == "raise" else nulls),
     ):
         if value is not None:
             options[name] = value
@@ -197,6 +200,8 @@ def _options(
         raise InvalidArgument(
             f"missing={missing!r} must be 'raise', or of webdataset 'skip', and this is {of!r}"
         )
+    if nulls not in ("raise", "drop", "mask"):
+        raise InvalidArgument(f"nulls={nulls!r} must be 'raise', 'drop' or 'mask'")
     if missing == "skip":  # by another name, so that no worker of before reads all samples
         options["whole"] = options.pop("columns", [])
     texts = [*(columns or ()), *(fill or ()), *(fill or {}).values()]

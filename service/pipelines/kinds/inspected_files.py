@@ -15,7 +15,7 @@ from ....storage.errors import Corrupt
 from ...errors import FailedPrecondition, InvalidArgument
 from ...structure import describe
 from ..files import manifest, partitions
-from ..files.formats import Damaged, Facts, dict_of, few, is_utf8, written
+from ..files.formats import Damaged, Facts, dict_of, few, is_utf8, named, written
 from ..files.manifest import FileEntry
 from ..files.stores import is_url
 from .file_inspector import FileInspector
@@ -30,24 +30,25 @@ _FILLS = {"b": bool, "i": int, "u": int, "f": int | float, "O": str | bytes}
 def _require_fill(path: str, facts: Facts, fill: dict[str, Any]) -> None:
     """Raises InvalidArgument for a value that would be converted to another one, or is of a column
     that is not read."""
-    nodes = dict(facts.structure.get("dict", ()))
+    nodes = named(facts.structure)
     for name, value in fill.items() if facts.records else ():
         if (node := nodes.get(name)) is None:
             raise InvalidArgument(
                 f"fill has column {name!r}, and of {path} are read {few(sorted(nodes))}: leave it "
                 "out, or read that column. A Parquet file has it: `fill` stands for nulls of it"
             )
-        kind = "O" if node["tensor"] == "string" else np.dtype(node["tensor"]).kind
+        dtype = node.get("tensor") or node["ragged"]
+        kind = "O" if dtype == "string" else np.dtype(dtype).kind
         if not isinstance(value, _FILLS[kind]) or (isinstance(value, bool) and kind != "b"):
             raise InvalidArgument(
-                f"fill={{{name!r}: {value!r:.50}}} is no {node['tensor']}, which that column of "
+                f"fill={{{name!r}: {value!r:.50}}} is no {dtype}, which that column of "
                 f"{path} is: give one"
             )
 
 
 def _require_names(path: str, structure: Any) -> None:
     """Raises InvalidArgument."""
-    if odd := [name for name, _ in structure.get("dict", ()) if not is_utf8(name)]:
+    if odd := [name for name in named(structure) if not is_utf8(name)]:
         raise InvalidArgument(
             f"{path} has columns {few(odd)}, whose names are no UTF-8: rename them, or read others "
             "by `columns`"
@@ -103,7 +104,12 @@ def _together(
                 raise InvalidArgument(
                     f"fill={fill!r:.100} does not fit the columns of {path}: {error}"
                 ) from error
-            entries.append(msgspec.structs.replace(before[0], records=facts.records, values=values))
+            cuts_of = [*facts.cuts] if options.get("nulls") == "drop" else []
+            entries.append(
+                msgspec.structs.replace(
+                    before[0], records=facts.records, values=values, cuts=cuts_of
+                )
+            )
             _require_unchanged(listed, before)
         left_out += facts.left_out
         if facts.absent is not None:
@@ -139,32 +145,31 @@ def _together(
     total = sum(entry.records for entry in entries)
     if left_out:
         log.warning(
-            "%d of %d samples lack a column, and are no records", left_out, left_out + total
-        )
+            "%d of %d %s lack a column, and are no records",
+            left_out, left_out + total, "samples" if of == "webdataset" else "rows",
+        )  # fmt: skip
     return entries, Facts(total, of_first[1], cuts)
 
 
 def _common(one: Any, other: Any) -> Any:
     """What two structures have in common, where sizes that differ are unknown; or None."""
-    if "dict" not in one or "dict" not in other:
-        return one if one == other else None
-    columns, others = dict(one["dict"]), dict(other["dict"])
-    if columns.keys() != others.keys():
-        return None
-    for name, node in columns.items():
-        shapes = node["shape"], others[name]["shape"]
-        if node["tensor"] != others[name]["tensor"] or len({*map(len, shapes)}) > 1:
+    if "dict" in one and "dict" in other:
+        columns, others = dict(one["dict"]), dict(other["dict"])
+        if columns.keys() != others.keys():
             return None
-        sizes = zip(*shapes, strict=True)
-        columns[name] = node | {"shape": [a if a == b else None for a, b in sizes]}
-    return dict_of(columns)
+        both = {name: _common(node, others[name]) for name, node in columns.items()}
+        return None if None in both.values() else dict_of(both)
+    shapes = one.get("shape", ()), other.get("shape", ())
+    if one | {"shape": ()} != other | {"shape": ()} or len({*map(len, shapes)}) > 1:
+        return None
+    return one | {"shape": [a if a == b else None for a, b in zip(*shapes, strict=True)]}
 
 
 def _differing(one: Any, other: Any) -> tuple[str, str]:
     """Two structures in words, of which only the columns that differ."""
     if "dict" not in one or "dict" not in other:
         return f"of {describe(written(one))}", f"of {describe(written(other))}"
-    mine, others = dict(one["dict"]), dict(other["dict"])
+    mine, others = named(one), named(other)
     return _those(mine, others), _those(others, mine)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from ...block_limits import DTYPES, MAX_RANK, padding
 from ...blocks import Array, Block, Component, Strings, buffers, numpy_dtype
+from ...structure import Ragged
 
 Leaves = list[Any]
 Flatten = Callable[[Any, Leaves], None]
@@ -90,6 +91,10 @@ def _flatten(node: dict[str, Any], path: str, fields: list[Field]) -> Flatten:
                 )
             fields.append(Field(path, None if name == "string" else numpy_dtype(name), (*shape,)))
             return lambda element, leaves: leaves.append(element)
+        case {"ragged": name, "shape": shape, "ragged_rank": rank} if shape is not None:
+            _flatten({"tensor": name, "shape": shape[rank:]}, f"{path}.values", fields)
+            fields += [Field(f"{path}.row_splits", np.dtype(np.int64), (None,))] * rank
+            return lambda element, leaves: _of_ragged(element, rank, path, leaves)
         case {"none": _}:
             return lambda element, _: _require(element is None, path, "None", element)
         case {"dict": items}:
@@ -120,6 +125,15 @@ def iterated(found: Any) -> Iterator[Any]:
         f"the function returned {_described(found)}, and is to return an iterable of elements: "
         "yield each element, or return a list of them"
     )
+
+
+def _of_ragged(element: Any, rank: int, path: str, leaves: Leaves) -> None:
+    splits = []
+    for _ in range(rank):
+        _require(isinstance(element, Ragged), path, f"Ragged of {rank} row_splits", element)
+        element, row_splits = element
+        splits.append(row_splits)
+    leaves += [element, *splits]
 
 
 def _of_dict(members: list[tuple[str, Flatten]], path: str) -> Flatten:

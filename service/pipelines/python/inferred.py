@@ -119,14 +119,30 @@ def element_spec_of(structure: str) -> bytes:
     return _spec(json.loads(structure)).SerializeToString(deterministic=True)
 
 
+RAGGED = 3
+"""TensorFlow's number of the class."""
+
+
+def _sizes(shape: Sequence[int | None]) -> graph_pb2.TensorShape:
+    return graph_pb2.TensorShape(
+        dim=[graph_pb2.Dim(size=-1 if size is None else size) for size in shape]
+    )
+
+
 def _spec(node: Node) -> graph_pb2.StructuredValue:
     made = graph_pb2.StructuredValue()
     match node:
         case {"tensor": dtype, "shape": shape}:
             made.tensor_spec_value.dtype = TYPES[dtype]
-            made.tensor_spec_value.shape.SetInParent()
-            for size in shape:
-                made.tensor_spec_value.shape.dim.add(size=-1 if size is None else size)
+            made.tensor_spec_value.shape.CopyFrom(_sizes(shape))
+        case {"ragged": dtype, "shape": shape, "ragged_rank": rank}:
+            spec = made.type_spec_value
+            spec.type_spec_class, spec.type_spec_class_name = RAGGED, "RaggedTensorSpec"
+            spec.num_flat_components = 1 + rank
+            sizes, of, ranks, splits = (spec.type_state.tuple_value.values.add() for _ in range(4))
+            sizes.tensor_shape_value.CopyFrom(_sizes(shape))
+            of.tensor_dtype_value, ranks.int64_value = TYPES[dtype], rank
+            splits.tensor_dtype_value = TYPES["int64"]
         case {"dict": items}:
             made.dict_value.SetInParent()
             for key, item in items:
