@@ -7,6 +7,7 @@ import decimal
 import itertools
 import pathlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,22 +40,24 @@ def _pushed(value: Any, kind: Any, depth: int) -> Any:
         return _pushed(_mapped(value, depth, found), inner, depth + further)
 
     if pa.types.is_struct(kind):
-        return {
-            kind.field(at).name: each(
-                lambda one, at=at: one and one[kind.field(at).name], kind.field(at).type
-            )
-            for at in range(kind.num_fields)
-        }
+        fields = [kind.field(at) for at in range(kind.num_fields)]
+        return {one.name: each(partial(_field, one.name), one.type) for one in fields}
     if pa.types.is_map(kind):
         return {
-            name: each(lambda one, at=at: one and [pair[at] for pair in one], inner, 1)
-            for at, (name, inner) in enumerate(
-                [("keys", kind.key_type), ("values", kind.item_type)]
-            )
+            "keys": each(partial(_of_pairs, 0), kind.key_type, 1),
+            "values": each(partial(_of_pairs, 1), kind.item_type, 1),
         }
     if hasattr(kind, "value_type") and not pa.types.is_dictionary(kind):
         return _pushed(value, kind.value_type, depth + 1)
     return _mapped(value, depth, _leaf)
+
+
+def _field(name: str, value: Any) -> Any:
+    return value and value[name]
+
+
+def _of_pairs(at: int, value: Any) -> Any:
+    return value and [pair[at] for pair in value]
 
 
 def _mapped(value: Any, depth: int, found: Callable[[Any], Any]) -> Any:
@@ -301,7 +304,7 @@ def test_rows_with_nulls_are_left_out(
     """Their number is known in advance, also of row groups that are left out as a whole."""
     random = np.random.default_rng(1)
     kinds = {"n": pa.int64(), "x": pa.float32(), "l": pa.list_(pa.string())}
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "n": at,
             "x": None if random.random() < 0.4 or 20 <= at < 40 else at / 2,
