@@ -2,7 +2,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Mapping as _Mapping, Optional as _Optional, Union as _Union
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -16,7 +16,7 @@ SKIP: OnError
 RETRY: OnError
 
 class PythonDataset(_message.Message):
-    __slots__ = ("function", "splits", "python", "packages", "on_error", "limit", "timeout_s", "files", "iteration", "cache_directory", "cache_bytes", "inferred", "varies")
+    __slots__ = ("function", "splits", "python", "packages", "on_error", "limit", "timeout_s", "files", "iteration", "cache_directory", "cache_bytes", "inferred", "varies", "lengths")
     class PackagesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,7 @@ class PythonDataset(_message.Message):
     CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
     INFERRED_FIELD_NUMBER: _ClassVar[int]
     VARIES_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
     function: bytes
     splits: bytes
     python: str
@@ -50,4 +51,5 @@ class PythonDataset(_message.Message):
     cache_bytes: int
     inferred: bool
     varies: bool
-    def __init__(self, function: _Optional[bytes] = ..., splits: _Optional[bytes] = ..., python: _Optional[str] = ..., packages: _Optional[_Mapping[str, str]] = ..., on_error: _Optional[_Union[OnError, str]] = ..., limit: _Optional[int] = ..., timeout_s: _Optional[float] = ..., files: _Optional[bytes] = ..., iteration: _Optional[int] = ..., cache_directory: _Optional[str] = ..., cache_bytes: _Optional[int] = ..., inferred: bool = ..., varies: bool = ...) -> None: ...
+    lengths: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, function: _Optional[bytes] = ..., splits: _Optional[bytes] = ..., python: _Optional[str] = ..., packages: _Optional[_Mapping[str, str]] = ..., on_error: _Optional[_Union[OnError, str]] = ..., limit: _Optional[int] = ..., timeout_s: _Optional[float] = ..., files: _Optional[bytes] = ..., iteration: _Optional[int] = ..., cache_directory: _Optional[str] = ..., cache_bytes: _Optional[int] = ..., inferred: bool = ..., varies: bool = ..., lengths: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -338,3 +338,26 @@ def lives(process: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return status.rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.usefixtures("workers")
+def test_with_lengths_an_ordered_read_begins_without_counting(
+    dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+) -> None:
+    def noted(split: int) -> Iterator[int]:
+        (tmp_path / str(split)).touch()
+        yield from range(100 * split, 101 * split)
+
+    dataset_id = service.register_dataset(
+        dispatcher.target,
+        noted,
+        splits=range(100),
+        lengths=range(100),
+        element_spec="int64",
+    )
+    order: dict[str, Any] = {"ordered": True, "shuffle": False, "cycle_length": 1}
+    behind = sum(range(98)) + 5
+    with service.read(dispatcher.target, dataset_id, start_position=behind, **order) as elements:
+        found = [int(number) for number in itertools.islice(elements, 98 - 5 + 99)]
+    assert found == [*range(9805, 9898), *range(9900, 9999)]
+    assert not (tmp_path / "50").exists()

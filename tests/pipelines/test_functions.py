@@ -183,3 +183,16 @@ def test_an_element_that_does_not_fit_is_named(structure: str, element: Any, wro
     assert "worker w:1: split 1 ('second'), element 5: element" in raised.value.message
     assert wrong in raised.value.message
     assert came == 15
+
+
+def test_a_split_of_another_length_is_named_with_both_numbers() -> None:
+    splits = ["a", "bbb", "cc"]
+
+    def letters(split: str) -> Iterator[int]:
+        yield from map(ord, split)
+
+    assert sorted(read(letters, splits, lengths=[1, 3, 2])) == sorted(map(ord, "abbbcc"))
+    for length, found in ((4, "3"), (2, "at least one more"), (0, "at least one more")):
+        said = rf"split 1 \('bbb'\), element {min(length, 3)}: lengths= says .* {length} elements"
+        with pytest.raises(PipelineError, match=f"{said}, and it has {found}: correct"):
+            read(letters, splits, lengths=[1, length, 2])

@@ -23,6 +23,7 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.errors import FailedPrecondition, InvalidArgument, PipelineError
 from forebay.service.pipelines import PythonRules, Shard, open_pipeline
 from forebay.service.pipelines.kinds.functions import (
+    definition,
     first_elements,
     listed,
     python_dataset,
@@ -112,6 +113,16 @@ def test_splits_are_any_iterable_or_files(tmp_path: pathlib.Path) -> None:
         listed(7)
     with pytest.raises(InvalidArgument, match="splits=b'a' must be a list"):
         listed(b"a")
+
+
+def test_lengths_are_one_for_each_split() -> None:
+    request = definition(python_dataset([1, 2], lengths=iter([3, 0]))(range))
+    assert [*request.lengths] == [3, 0]
+    for wrong in ([3], [3, -1], [3, 1.0], [True, 1], 3):
+        with pytest.raises(InvalidArgument, match=r"lengths=.* must be 2 ints of at least 0, one"):
+            definition(python_dataset([1, 2], lengths=wrong)(range))  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="lengths are not known where on_error='skip'"):
+        definition(python_dataset([1, 2], lengths=[1, 2], on_error="skip")(range))
 
 
 def test_options_that_there_are_not() -> None:

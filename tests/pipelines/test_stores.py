@@ -16,6 +16,7 @@ from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound
 from forebay.service.order import permuted_many
 from forebay.service.pipelines.files import byte_cache, stores
 from forebay.service.pipelines.files.manifest import decode
+from forebay.service.pipelines.kinds.functions import listed
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto.python_pb2 import PythonDataset
 
@@ -71,6 +72,19 @@ def numbers(request: pb.RegisterDatasetRequest) -> list[int]:
 
 def rewrite(store: ObjectStore, url: str, data: bytes) -> None:
     store.client.put_object(Bucket=BUCKET, Key=url.removeprefix(f"s3://{BUCKET}/"), Body=data)
+
+
+def test_splits_of_a_function_are_the_objects_of_a_pattern(
+    store: ObjectStore, tmp_path: pathlib.Path
+) -> None:
+    for name in ("b.npz", "a.npz", "c.txt"):
+        (tmp_path / name).write_bytes(b"1")
+    url = put(store, tmp_path, "splits")
+    assert listed(f"{url}/*.npz") == [f"{url}/a.npz", f"{url}/b.npz"]
+    assert store.proxy.lists == 1
+    assert listed(f"{url}/{{b,c}}.*") == [f"{url}/b.npz", f"{url}/c.txt"]
+    with pytest.raises(NotFound, match=r"no object matches 's3://.*/\*\.nothing'"):
+        listed(f"{url}/*.nothing")
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import cloudpickle
@@ -20,10 +21,12 @@ from ...errors import InvalidArgument
 from ...proto import forebay_pb2 as pb
 from ...proto import python_pb2
 from ..definitions import UNKNOWN_CARDINALITY, encode_metadata
+from ..files.stores import is_url
 from ..python.columns import Misfit, fields_of, iterated
 from ..python.given_specs import structure_of_spec
 from ..python.inferred import element_spec_of, inferred
 from ..python.stored import package_version, python_version
+from . import remote_files
 from .other_splits import widened
 
 MAX_SPLITS = 10_000_000
@@ -49,6 +52,7 @@ class PythonDataset:
     on_error: str = "raise"
     limit: int = 100
     timeout_s: float | None = None
+    lengths: Iterable[int] | None = None
 
     def __call__(self, *arguments: Any) -> Any:
         return self.function(*arguments)
@@ -111,6 +115,7 @@ def python_dataset(
     on_error: str = "raise",
     limit: int = 100,
     timeout_s: float | None = None,
+    lengths: Iterable[int] | None = None,
 ) -> Callable[[Callable[..., Any]], PythonDataset]:
     """A decorator that makes a function a dataset, which `register_dataset` registers.
 
@@ -138,7 +143,8 @@ def python_dataset(
 
     Args:
       splits: the parts that workers share: a sequence, such as a list or a range, or another finite
-        iterable. A string is a glob pattern of files, which is resolved here.
+        iterable. A string is a glob pattern of files, or of objects ("s3://…/*.npz"), which is
+        resolved here: the function gets paths or URLs, sorted.
       element_spec: of each element: a dtype, or a pair of dtype and shape, in which None is any
         size, nested as the elements: `{"image": ("uint8", (None, None, 3)), "label": "int64"}`. Or
         of `tf.TensorSpec`, or anything that has a `dtype` and a `shape`. By default it is inferred:
@@ -161,6 +167,9 @@ def python_dataset(
         `forebay status` shows them.
       timeout_s: how many seconds an element may take before its process is killed. The start of a
         process, with imports and `setup`, has at least a minute.
+      lengths: how many elements each split has, if that is known. Then an ordered read
+        begins at any position without counting, and the dataset has a len(). A split with another
+        number is an error.
 
     Raises ValueError for invalid arguments.
     """
@@ -173,14 +182,18 @@ def python_dataset(
 
     def made(function: Callable[..., Any]) -> PythonDataset:
         return PythonDataset(
-            function, splits, element_spec, package_names(packages), on_error, limit, timeout_s
-        )
+            function, splits, element_spec, package_names(packages), on_error, limit, timeout_s,
+            lengths,
+        )  # fmt: skip
 
     return made
 
 
 def listed(splits: Any) -> Sequence[Any]:
-    """The splits as a sequence; resolves a glob pattern. Raises InvalidArgument."""
+    """The splits as a sequence; resolves a glob pattern. Raises InvalidArgument, and of URLs
+    NotFound and FailedPrecondition."""
+    if isinstance(splits, str) and is_url(splits):
+        return sorted(entry.path for entry in remote_files.matching(splits, {}))
     if isinstance(splits, str | os.PathLike):
         found = sorted(glob.glob(os.fspath(splits), recursive=True))
         if not found:
@@ -208,6 +221,21 @@ def definition(dataset: PythonDataset) -> pb.RegisterDatasetRequest:
     request.structure = structure_of(request, dataset)
     request.metadata = encode_metadata(element_spec_of(request.structure), UNKNOWN_CARDINALITY)
     return request
+
+
+def _lengths(dataset: PythonDataset, splits: int) -> list[int]:
+    """Of each split; none if they are not known. Raises InvalidArgument."""
+    if dataset.lengths is None:
+        return []
+    given = [*dataset.lengths] if isinstance(dataset.lengths, Iterable) else []
+    if len(given) != splits or not all(_is_number(n, Integral) and n >= 0 for n in given):
+        raise InvalidArgument(
+            f"lengths={dataset.lengths!r:.100} must be {splits} ints of at least 0, one for each "
+            "split"
+        )
+    if dataset.on_error == "skip":
+        raise InvalidArgument("lengths are not known where on_error='skip' may leave elements out")
+    return [int(n) for n in given]
 
 
 def structure_of(request: pb.RegisterDatasetRequest, dataset: PythonDataset) -> str:
@@ -298,12 +326,14 @@ def request_of(
             limit=dataset.limit,
             timeout_s=dataset.timeout_s or 0,
             inferred=splits is not None and dataset.element_spec is None,
+            lengths=() if splits is None else _lengths(dataset, len(splits)),
         )
     request = pb.RegisterDatasetRequest(
         python=stored.SerializeToString(deterministic=True), structure=structure
     )
     if splits is not None:
         request.sources.add(count=len(splits))
+        request.lengths.extend(stored.lengths)
     return request
 
 

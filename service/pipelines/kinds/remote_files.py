@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from ....storage.thread_pool import ThreadPool
@@ -23,9 +22,9 @@ def resolved(url: str, named: str | None, options: dict[str, Any]) -> tuple[list
     one LIST. Raises NotFound, InvalidArgument, FailedPrecondition."""
     stores.require_plain(url)
     names = expanded(url)
+    if any(map(_GLOB.search, names)):
+        return matching(url, options), _fixed(names[0])
     with errors_named(url):
-        if any(map(_GLOB.search, names)):
-            return _matching(names, options), _fixed(names[0])
         if len(names) > 1:
             with ThreadPool(_AT_ONCE, "forebay-heads") as pool:
                 return [*pool.map(lambda one: stores.head(one, options), names)], _fixed(url)
@@ -48,22 +47,25 @@ def _fixed(pattern: str) -> str:
     return found[0]
 
 
-def _matching(names: Sequence[str], options: dict[str, Any]) -> list[FileEntry]:
+def matching(url: str, options: dict[str, Any]) -> list[FileEntry]:
+    """Objects of a pattern. Raises NotFound, InvalidArgument, FailedPrecondition."""
+    stores.require_plain(url)
     found: dict[str, FileEntry] = {}
     lists: dict[str, list[FileEntry]] = {}
-    for name in names:
+    for name in expanded(url):
         root = _fixed(name)
         if root not in lists:
-            lists[root] = stores.listed(root, options)
+            with errors_named(url):
+                lists[root] = stores.listed(root, options)
         pattern = re.compile(expression(name))
-        matching = [
+        objects = [
             entry
             for entry in lists[root]
             if pattern.fullmatch(entry.path) and not entry.path.endswith(record_index.SUFFIX)
         ]
-        if not matching:
+        if not objects:
             raise NotFound(f"no object matches {name!r}")
-        found |= {entry.path: entry for entry in matching}
+        found |= {entry.path: entry for entry in objects}
     return [*found.values()]
 
 

@@ -198,6 +198,7 @@ class FunctionProcess:
         element = 0 if self._files is None else self._files.seek(split, start)
         seen = element  # with what was left out
         skips = self._skips
+        length = self._dataset.lengths[split] if self._dataset.lengths else None
         counted: pb.Metrics | None = None
         last_s = time.monotonic()
         failed: FunctionFailed | None = None
@@ -212,6 +213,9 @@ class FunctionProcess:
                 self.sender.require_process()
             leaves: list[Any] | None = None
             with lock:
+                if element == length:
+                    failed = self._of_wrong_length(split, element, length, "at least one more")
+                    raise failed
                 if skips:
                     try:
                         if (leaves := self._leaves(value, split, seen)) is None:
@@ -272,6 +276,8 @@ class FunctionProcess:
                     raise self._failed(split, 0, str(misfit)) from None
                 for value in surviving(found) if skips and self._files is None else found:
                     take(value)
+            if length is not None and element < length:
+                raise self._of_wrong_length(split, element, length, f"{element}")
         except FunctionFailed:
             raise
         except BaseException as error:  # noqa: BLE001 - the child survives whatever it raises
@@ -287,6 +293,13 @@ class FunctionProcess:
                 return element, counted
             raise self._failed(split, where, traceback_of(error), code_of(error)) from None
         return element, counted
+
+    def _of_wrong_length(self, split: int, element: int, length: int, found: str) -> FunctionFailed:
+        self.blocks.flush()
+        return self._failed(
+            split, element, f"lengths= says that the split has {length} elements, and it has "
+            f"{found}: correct the lengths, or register without them",
+        )  # fmt: skip
 
     def _leaves(self, value: Any, split: int, record: int) -> list[Any] | None:
         """The element's leaves; None if it does not fit, and is left out. Raises FunctionFailed."""
