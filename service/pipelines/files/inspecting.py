@@ -1,17 +1,22 @@
 """In a child: looks at files with a library in C++, for who registers them.
 
-It gets a file's entry and answers with its facts, one file after another. Messages are MessagePack.
+It gets files' entries, and answers with the facts of each in the same order. Messages are
+MessagePack.
 """
 
 from __future__ import annotations
 
 import contextlib
+import queue
 import socket
+import threading
+from concurrent.futures import Future
 from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
 
+from ....storage.thread_pool import ThreadPool
 from ...errors import FailedPrecondition, InvalidArgument
 from .byte_sources import opened
 from .formats import Damaged, Facts, Options
@@ -19,6 +24,9 @@ from .known_formats import format_of
 from .manifest import FileEntry
 
 _MOST_BYTES = 64 << 20  # of a message
+
+AT_ONCE = 32
+"""Objects of a store that are looked at together."""
 
 ERRORS = {kind.__name__: kind for kind in (Damaged, InvalidArgument, FailedPrecondition)}
 
@@ -28,8 +36,16 @@ def serve(connection: socket.socket) -> None:
     channel = Connection(connection.detach())
     of, options = received(channel)
     send(channel, "begun")
+    pool = ThreadPool(AT_ONCE, "forebay-inspect")
+    answers: queue.SimpleQueue[Future[list[Any]]] = queue.SimpleQueue()
+
+    def answer() -> None:
+        while True:
+            send(channel, answers.get().result())
+
+    threading.Thread(target=answer, name="forebay-answer", daemon=True).start()
     while (entry := received(channel)) is not None:
-        send(channel, _answer(of, options, FileEntry(*entry)))
+        answers.put(pool.submit(_answer, of, options, FileEntry(*entry)))
 
 
 def _answer(of: str, options: Options, entry: FileEntry) -> list[Any]:

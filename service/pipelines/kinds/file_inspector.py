@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -48,19 +48,27 @@ class FileInspector:
         self._kept = contextlib.ExitStack()
         self._channel: Connection | None = None
         self._control: socket.socket
+        self._asked = 0  # files without an answer yet
 
-    def facts(self, entry: FileEntry) -> Facts:
-        """Raises Damaged, OSError, OverflowError, InvalidArgument, and FailedPrecondition where the
-        library is not installed."""
+    def facts(self, entry: FileEntry, following: Sequence[FileEntry] = ()) -> Facts:
+        """`following` are those that the next calls are for, if they may be looked at meanwhile: up
+        to AT_ONCE, with those of earlier calls. Raises Damaged, OSError, OverflowError,
+        InvalidArgument, and FailedPrecondition where the library is not installed."""
         if not format_of(self._of).is_native:
             return inspected(self._of, self._options, entry)
         if self._channel is None:
             self._channel = self._started()
+        asked = [entry, *following]
         try:
-            send(self._channel, [entry.path, entry.size, entry.fingerprint, 0])
+            for one in asked[self._asked :]:
+                send(self._channel, [one.path, one.size, one.fingerprint, 0])
             told = received(self._channel)
         except OSError:  # the process has ended
             told = None
+        self._asked = len(following)
+        if told is None and len(asked) > 1:  # perhaps because of another one
+            self._channel, self._asked = None, 0
+            return self.facts(entry)
         match told:
             case ["facts", *facts]:
                 return Facts(*facts)

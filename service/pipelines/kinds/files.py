@@ -124,6 +124,7 @@ def definition(
             "only, or write smaller row groups", times,
         )  # fmt: skip
     stored = _stored(of_files, map, packages)
+    stored.far = is_url(listed[0].path)
     stored.varies, stored.inferred = not one_to_one, map is not None and element_spec is None
     if on_error != "raise":
         stored.on_error, stored.limit = ON_ERROR[on_error], limit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from ...errors import FailedPrecondition, InvalidArgument
 from ...structure import describe
 from ..files import manifest, partitions
 from ..files.formats import Damaged, Facts, dict_of, few, is_utf8, named, written
+from ..files.inspecting import AT_ONCE
 from ..files.manifest import FileEntry
 from ..files.stores import is_url
 from .file_inspector import FileInspector
@@ -89,7 +91,7 @@ def _together(
         with errors_named(path):
             before = _state(listed)
             try:
-                facts = inspector.facts(before[0])
+                facts = inspector.facts(before[0], _ahead(files[number : number + AT_ONCE]))
                 of_file = nodes if facts.records else {}
                 if of_file:
                     structure = dict_of({**dict(facts.structure["dict"]), **of_file})
@@ -178,6 +180,11 @@ def _those(columns: dict[str, Any], others: dict[str, Any]) -> str:
     lacks = sorted(others.keys() - columns.keys())
     said = [f"of {describe(written(dict_of(differ)))}"] if differ else []
     return " ".join([*said, f"without {few(lacks)}"] if lacks else said)
+
+
+def _ahead(files: Sequence[FileEntry]) -> list[FileEntry]:
+    """Those behind the first one that may be looked at already: objects, behind an object."""
+    return [*itertools.takewhile(lambda one: is_url(one.path), files)][1:]
 
 
 def _state(listed: FileEntry) -> tuple[FileEntry, int]:

@@ -20,6 +20,9 @@ IDLE_READERS = 16
 """How many idle processes are kept that read files. Bundles that wait for their readers hold one
 each, and a new process would open all of its files anew."""
 
+FAR_READERS = 3
+"""Times as many processes read files in an object store: they wait for its answers."""
+
 
 class PythonPipeline:
     """A registered function and its splits, as `pipelines.Pipeline`.
@@ -50,7 +53,7 @@ class PythonPipeline:
         require_runnable(dataset)
         self._has_files = bool(dataset.files)
         self._sources = sources
-        self._processes = processes
+        self._processes = processes * (FAR_READERS if dataset.far else 1)
         self._may_skip = may_skip
         self._totals = totals
         self._rules = FailureRules(
