@@ -25,7 +25,7 @@ from forebay.service.structure import assemble
 
 from .ordered_reads import as_bytes
 
-FORMATS = ("arrayrecord", "tfrecord", "parquet", "webdataset", "mds")
+FORMATS = ("arrayrecord", "tfrecord", "parquet", "arrow", "webdataset", "mds")
 SUFFIX = {"arrayrecord": "array_record", "webdataset": "tar"}
 MDS = pathlib.Path(__file__).parent / "pipelines" / "mds"
 MDS_RECORDS = 40
@@ -117,12 +117,33 @@ def _tfrecords(path: str, rows: list[bytes]) -> list[Any]:
 
 
 def _parquet(path: str, rows: list[bytes]) -> list[Any]:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    count = len(rows)
+    pq.write_table(_table(rows), path, row_group_size=GROUP)
+    return _rows(pq.read_table(path))
+
+
+def _arrow(path: str, rows: list[bytes]) -> list[Any]:
+    """A stream, or a compressed file."""
+    import pyarrow as pa
+
+    table = _table(rows)
+    if len(rows) % 2:
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        writer, reader = pa.ipc.new_file(path, table.schema, options=options), pa.ipc.open_file
+    else:
+        writer, reader = pa.ipc.new_stream(path, table.schema), pa.ipc.open_stream
+    with writer:
+        writer.write_table(table, max_chunksize=GROUP)
+    with pa.OSFile(path) as file:
+        return _rows(reader(file).read_all())
+
+
+def _table(rows: list[bytes]) -> Any:
+    import pyarrow as pa
+
     numbers, texts = [len(row) for row in rows], pa.list_(pa.string())
-    table = pa.table(
+    return pa.table(
         {
             "bytes": pa.array(rows, pa.binary()),
             "text": pa.array([row.hex() for row in rows], pa.string()),
@@ -139,8 +160,12 @@ def _parquet(path: str, rows: list[bytes]) -> list[Any]:
             "fixed": pa.array([bytes([n, 0]) for n in numbers], pa.binary(2)),
         }
     )
-    pq.write_table(table, path, row_group_size=GROUP)
-    read = pq.read_table(path)
+
+
+def _rows(read: Any) -> list[Any]:
+    """As Forebay has them."""
+    import pyarrow as pa
+
     read = read.set_column(
         read.schema.get_field_index("time"), "time", read["time"].cast(pa.int64())
     )
@@ -159,7 +184,7 @@ def _parquet(path: str, rows: list[bytes]) -> list[Any]:
             }
             for row in read.to_pylist()
         ]
-        if count
+        if read.num_rows
         else []
     )
 
@@ -212,5 +237,6 @@ _WAYS = {
     "arrayrecord": _array_records,
     "tfrecord": _tfrecords,
     "parquet": _parquet,
+    "arrow": _arrow,
     "webdataset": _webdataset,
 }

@@ -30,6 +30,7 @@ SPLIT = 9
 COLUMNS = {
     "mds": MDS_COLUMNS,
     "parquet": ["bytes", "number", "list", "pair", "kind", "fixed", "time"],
+    "arrow": ["bytes", "number", "list", "half", "kind", "day"],
 }
 
 
@@ -47,7 +48,7 @@ class Data:
         self.count = len(self.records)
         self.cuts = [*range(0, self.count, SPLIT), self.count]
         self.groups = [0]  # where splits of a row group or two begin
-        if format == "parquet":
+        if format in ("parquet", "arrow"):
             ends = [min(at + GROUP, count) for count in COUNTS for at in range(0, count, GROUP)]
             before = np.repeat(np.cumsum([0, *COUNTS[:-1]]), [-(-n // GROUP) for n in COUNTS])
             for end in np.array(ends) + before:

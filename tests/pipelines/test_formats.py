@@ -32,6 +32,10 @@ class TestParquet(OurFormat):
     format = "parquet"
 
 
+class TestArrow(OurFormat):
+    format = "arrow"
+
+
 class TestTFRecord(OurFormat):
     format = "tfrecord"
 

@@ -135,6 +135,8 @@ class ArrowColumn:
 
     def require_fill(self) -> None:
         """Raises InvalidArgument for a `fill` that cannot stand for a null."""
+        if self._fill is None:
+            return
         kind = self.kind
         if self._arrow.types.is_decimal(kind):
             kind = self._arrow.large_binary()
@@ -279,7 +281,11 @@ def wanted(path: str, columns: Sequence[ArrowColumn], options: Options) -> list[
     if names is not None:
         names = [leaf for name in names for leaf in below.get(name, [name])]
     found = {*chosen(path, [one.name for one in columns], options | {"columns": names})}
-    return [one for one in columns if one.name in found]
+    read = [one for one in columns if one.name in found]
+    structure_of(read)
+    for one in read:
+        one.require_fill()
+    return read
 
 
 def structure_of(columns: Iterable[ArrowColumn]) -> Node:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ....storage import other_packages
 from ...errors import FailedPrecondition, InvalidArgument
-from . import array_records, mds, parquet, tars, tfrecords
+from . import array_records, arrow_files, mds, parquet, tars, tfrecords
 from .byte_sources import RemoteFile, opened_now
 from .formats import Format
 from .manifest import FileEntry
@@ -19,6 +19,7 @@ from .stores import is_url
 
 FORMATS: dict[str, Format] = {
     "arrayrecord": array_records.FORMAT,
+    "arrow": arrow_files.FORMAT,
     "parquet": parquet.FORMAT,
     "tfrecord": tfrecords.FORMAT,
     "webdataset": tars.FORMAT,
@@ -108,10 +109,17 @@ def require_no_table(folder: str, names: Iterable[str]) -> None:
             f"{folder} is a table of {kind}, whose log says which files it has now: give those, or "
             f"{folder}/**/*.parquet for all that are there"
         )
+    if "dataset_dict.json" in names:
+        raise InvalidArgument(
+            f"{folder} has several datasets of Hugging Face's, such as train and test: give the "
+            "directory of one of them"
+        )
 
 
 def ends_in(name: str, suffixes: tuple[str, ...]) -> bool:
-    """Also of a shard: data.tfrecord-00003-of-00010."""
+    """Also of a shard: data.tfrecord-00003-of-00010. Not caches of Hugging Face's datasets."""
+    if re.search(r"(^|/)cache-[^/]*\.arrow$", name):
+        return False
     return re.sub(r"-\d+-of-\d+$", "", name.lower()).endswith(suffixes)
 
 

@@ -10,20 +10,10 @@ from typing import Any
 import numpy as np
 
 from ...blocks import Block
-from .arrow_types import (
-    ArrowColumn,
-    block,
-    columns_of,
-    cut,
-    payload_bytes,
-    pyarrow,
-    structure_of,
-    wanted,
-    wide,
-    without_nulls,
-)
+from .arrow_types import ArrowColumn, columns_of, payload_bytes, pyarrow, wanted, without_nulls
 from .byte_sources import ByteSource
-from .formats import LARGE_BYTES, Damaged, Facts, Format, Ints, Options, dict_of
+from .formats import LARGE_BYTES, Damaged, Facts, Format, Options, dict_of
+from .row_groups import RowGroups, facts_of
 
 PROBED_ROWS = 256
 """Rows that tell how large strings are that lie in a dictionary."""
@@ -57,10 +47,6 @@ def _inspect(source: ByteSource, options: Options) -> Facts:
             return Facts(0, dict_of({}))
         columns = columns_of(path, schema, options)
         read = wanted(path, columns, options)
-        for column in read:
-            if column.name in (options.get("fill") or {}):
-                column.require_fill()
-        structure = structure_of(read)
         strict = [one for one in read if not one.takes_nulls]
         doubtful = {at: one for at, one in enumerate(columns) if one in strict}
         rows = [about.row_group(number).num_rows for number in range(about.num_row_groups)]
@@ -68,9 +54,7 @@ def _inspect(source: ByteSource, options: Options) -> Facts:
             rows = [_rows_without_nulls(file, number, doubtful) for number in range(len(rows))]
         else:
             _require_no_nulls(file, doubtful)
-        cuts = np.cumsum([0, *rows]).tolist()
-        times = {one.name: one.time for one in read if one.time}
-        return Facts(cuts[-1], structure, cuts, times, left_out=about.num_rows - cuts[-1])
+        return facts_of(read, rows, about.num_rows)
 
 
 def _require_no_nulls(file: Any, columns: dict[int, ArrowColumn]) -> None:
@@ -117,7 +101,7 @@ def _paths(file: Any, columns: Iterable[int]) -> list[str]:
     return [file.schema.column(at).path for at in columns]
 
 
-class ParquetRows:
+class ParquetRows(RowGroups):
     """An open Parquet file."""
 
     def __init__(self, source: ByteSource, options: Options) -> None:
@@ -128,8 +112,7 @@ class ParquetRows:
         self._columns = {at: one for at, one in enumerate(columns) if one.name in names}
         sizes = [about.row_group(number).num_rows for number in range(about.num_row_groups)]
         self._rows = np.cumsum([0, *sizes])  # before each row group
-        self._drops = options.get("nulls") == "drop"
-        self._starts = np.array(source.entry.cuts) if self._drops else self._rows
+        super().__init__(source, options, [*self._columns.values()], self._rows)
         self._row_bytes = self._bytes_of_a_row()
         self._probed = False  # a group's first rows
 
@@ -163,65 +146,22 @@ class ParquetRows:
         return float(sum(map(payload_bytes, batch.columns)) / max(1, batch.num_rows))
 
     def read(self, first: int, stop: int) -> Iterator[Block]:
-        begin, end = np.searchsorted(self._starts, [first, stop - 1], "right").tolist()
-        at = int(self._starts[begin - 1])
-        self._plan(range(begin - 1, end))
         if not self._probed:
-            self._row_bytes = max(self._row_bytes, self._repeated_bytes(begin - 1))
+            self._row_bytes = max(self._row_bytes, self._repeated_bytes(self.group_of(first)))
             self._probed = True
-        rows = int(self._rows[end] - self._rows[begin - 1])
+        return super().read(first, stop)
+
+    def batches(self, groups: range) -> Any:
+        rows = int(self._rows[groups.stop] - self._rows[groups.start])
         blocks = -(-int(rows * self._row_bytes) // LARGE_BYTES)
         size = -(-rows // max(1, blocks))  # of one size, so that memory is used again
-        for batch in _batches(self._file, [*range(begin - 1, end)], self._columns, size):
-            kept = self._kept(batch)
-            low, high = max(0, first - at), min(kept.num_rows, stop - at)
-            at += kept.num_rows
-            if low < high:
-                yield from map(self._block, cut(kept.slice(low, high - low), LARGE_BYTES))
+        return _batches(self._file, [*groups], self._columns, size)
 
-    def _kept(self, batch: Any) -> Any:
-        return without_nulls(batch, self._columns.values()) if self._drops else batch
+    def table(self, group: int) -> Any:
+        paths = _paths(self._file, self._columns)
+        return self._file.read_row_group(group, columns=paths, use_threads=False)
 
-    def take(self, records: Ints) -> Block:
-        if not self._columns:  # a table without columns has no rows, either
-            return Block(len(records), ())
-        arrow = pyarrow(self._source.path)
-        tables, paths = [], _paths(self._file, self._columns)
-        groups = self._by_group(records)
-        self._plan(number for number, _ in groups)
-        for number, places in groups:
-            table = self._file.read_row_group(number, columns=paths, use_threads=False)
-            table = table.cast(wide(table.schema))  # or the rows may be too many bytes for one
-            if self._drops:
-                (batch,) = table.combine_chunks().to_batches()
-                table = arrow.Table.from_batches([self._kept(batch)])
-            tables.append(table.take(arrow.array(records[places] - self._starts[number])))
-        order = np.concatenate([places for _, places in groups])
-        places = np.empty(len(records), np.int64)
-        places[order] = np.arange(len(records))
-        table = arrow.concat_tables(tables).take(arrow.array(places)).combine_chunks()
-        (batch,) = table.to_batches()
-        return self._block(batch)
-
-    def parts(self, records: Ints) -> list[Ints]:
-        return [records[places] for _, places in self._by_group(records)]
-
-    def read_with(self, record: int) -> range:
-        number = int(np.searchsorted(self._starts, record, "right"))
-        return range(int(self._starts[number - 1]), int(self._starts[number]))
-
-    def _by_group(self, records: Ints) -> list[tuple[int, Ints]]:
-        """Row groups, and where the records of each are."""
-        groups = np.searchsorted(self._starts, records, "right") - 1
-        by_group = np.argsort(groups, kind="stable")
-        numbers, begins = np.unique(groups[by_group], return_index=True)
-        return [*zip(numbers.tolist(), np.split(by_group, begins[1:]), strict=True)]
-
-    def _block(self, batch: Any) -> Block:
-        return block(batch, self._columns.values())
-
-    def _plan(self, groups: Iterable[int]) -> None:
-        """The bytes that reading these row groups takes."""
+    def plan(self, groups: Iterable[int]) -> None:
         ranges: list[tuple[int, int]] = []
         for number in groups:
             group = self._file.metadata.row_group(number)
