@@ -49,21 +49,21 @@ def register_files(
       format: "arrayrecord", "arrow", "parquet", "tfrecord", "webdataset" or "mds", or one that
         another package brings (docs/formats.md); by default the files say. A record of ArrayRecord
         and TFRecord is bytes, and a dict of others.
-      columns: which, of Parquet and Arrow ("meta.score" of a struct), WebDataset (extensions,
-        and "__key__") and MDS. By default all. Of WebDataset, it may be a dict of the extensions that a
+      columns: of Parquet and Arrow ("meta.score" of a struct), MDS and WebDataset (extensions,
+        and "__key__"). By default all. Of WebDataset, it may be a dict of the extensions that a
         column may have, of which the first one that a sample has is read:
         {"image": ["jpg", "png"], "label": "cls"}.
       partitioning: which columns the names of directories have, of Parquet, as in pyarrow.parquet's
         read_table: "hive" for year=2020/…; None for no columns; a list of their names; or one of
         pyarrow.dataset. Of a directory, the names below it count, of a pattern, those from its
         first `*`, of files in a list their whole paths, and of a single file none.
-      fill: of WebDataset, bytes or text by column, of samples that have none. Of Parquet and
-        Arrow, a value by column, in the place of nulls: an int, float, bool, str or bytes. Of a column of lists,
-        it stands for nulls within the lists, and a list that is null is empty, or of a fixed size
-        full of it. Of a column in structs, the names have dots: {"meta.score": 0.0}.
-      nulls: of Parquet and Arrow, what becomes of nulls without a `fill`. "raise": they are an error. "drop":
-        rows that have one in a column that is read are no records. "mask": they are zero or empty,
-        and each column has another one of its shape, `<name>.valid`, of bools.
+      fill: of WebDataset, bytes or text by column, of samples that have none. Of Parquet and Arrow,
+        a value by column, in the place of nulls: an int, float, bool, str or bytes. Of a column of
+        lists, it stands for nulls within the lists, and a list that is null is empty, or of a fixed
+        size full of it. Of a column in structs, the names have dots: {"meta.score": 0.0}.
+      nulls: of Parquet and Arrow, what becomes of nulls without a `fill`. "raise": they are an
+        error. "drop": rows that have one in a column that is read are no records. "mask": they are
+        zero or empty, and each column has another one of its shape, `<name>.valid`, of bools.
       missing: of WebDataset, what becomes of samples that lack a column without a `fill`. "raise":
         they are an error here. "skip": they are no records, and a warning says how many.
       map: called with each record, on the workers; returns an element, as of `python_dataset`. It
@@ -90,8 +90,8 @@ def register_files(
         once.
       split_records: about how many records a split has. By default there are up to 1024 splits. An
         ordered read of more needs `bundle_splits=1`.
-      index_dir: where indices of TFRecord, WebDataset and Arrow files are, if not beside them: a directory
-        that workers see under the same path.
+      index_dir: where indices of TFRecord, WebDataset and Arrow files are, if not beside them: a
+        directory that workers see under the same path.
       storage_options: of files in object stores, what their URLs do not say: "region";
         "anonymous", whether requests are not signed; and, if so, "endpoint". No secrets: each
         process finds credentials in its own environment.
