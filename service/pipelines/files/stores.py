@@ -42,6 +42,7 @@ _ADVICE = {
     "environment of the process that reads it, or give storage_options={'anonymous': True}",
     errno.EIO: "the store did not give it",
 }
+_HF_ADVICE = ", or a repository that is private: set HF_TOKEN where this process runs"
 
 
 def is_url(path: str) -> bool:
@@ -82,6 +83,30 @@ def redacted(text: str) -> str:
     """Without queries and users of URLs."""
     text = re.sub(r"(://)[^/\s@]+:[^/\s@]+@", r"\1…@", text)
     return re.sub(r"(://[^\s?\"')]*)\?[^\s\"')]*", r"\1?…", text)
+
+
+def pinned(url: str) -> str:
+    """With the commit that a repository of Hugging Face has now in place of its branch, so that
+    what it names never changes; other URLs as they are. Raises OSError, FailedPrecondition."""
+    if not url.startswith("hf://") or _is_pinned(url):
+        return url
+    fs, path = _filesystem(url)
+    with _errors_named(url):
+        place = fs.resolve_path(path)
+        if not hasattr(place, "repo_id"):  # a bucket
+            return url
+        from huggingface_hub import HfApi, constants
+
+        about = HfApi(fs.endpoint, fs.token).repo_info(
+            place.repo_id, revision=place.revision, repo_type=place.repo_type
+        )
+        kind = constants.REPO_TYPES_URL_PREFIXES.get(place.repo_type, "")
+        slash = "/" if path.endswith("/") or url.endswith("/") else ""
+        return f"hf://{kind}{place.repo_id}@{about.sha}/{place.path_in_repo.rstrip('/')}{slash}"
+
+
+def _is_pinned(url: str) -> bool:
+    return re.match(r"hf://[^@]+@[0-9a-f]{40}(/|$)", url) is not None
 
 
 def listed(url: str, options: dict[str, Any]) -> list[FileEntry]:
@@ -152,8 +177,12 @@ def _fetched(entry: FileEntry, options: dict[str, Any], start: int, stop: int) -
             raise _CutShort(errno.EIO, redacted(str(error))) from error
     else:
         fs, path = _filesystem(entry.path)
-        _require_same(entry, _entry(entry.path, fs.info(path)))
-        data = fs.cat_file(path, start=start, end=stop)
+        how: dict[str, Any] = {}
+        if _is_pinned(entry.path):
+            how = {"cache_type": "none", "size": entry.size}
+        else:
+            _require_same(entry, _entry(entry.path, fs.info(path)))
+        data = fs.cat_file(path, start=start, end=stop, **how)
     if len(data) != stop - start:
         raise _CutShort(errno.EIO, f"its body had {len(data)} of {stop - start} bytes")
     return data  # type: ignore[no-any-return]
@@ -270,7 +299,10 @@ def _errors_named(url: str) -> Iterator[None]:
         if kind is None:
             raise
         said = " ".join(redacted(str(error).partition("Debug source:")[0]).split())[:400]
-        raise OSError(kind, f"{_ADVICE[kind]} ({said})", url) from error
+        hint = (
+            _HF_ADVICE if url.startswith("hf://") and kind in (errno.ENOENT, errno.EACCES) else ""
+        )
+        raise OSError(kind, f"{_ADVICE[kind]}{hint} ({said})", url) from error
 
 
 def _errno_of(error: Exception) -> int | None:
@@ -289,4 +321,7 @@ def _errno_of(error: Exception) -> int | None:
         return errno.ENOENT
     if isinstance(error, PermissionError):
         return errno.EACCES
-    return errno.EIO if isinstance(error, OSError | ValueError) else None
+    if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
+        return errno.EACCES
+    of_library = type(error).__module__.partition(".")[0] in ("httpx", "aiohttp")
+    return errno.EIO if of_library or isinstance(error, OSError | ValueError) else None

@@ -21,6 +21,8 @@ def resolved(url: str, named: str | None, options: dict[str, Any]) -> tuple[list
     """Objects, sorted, and the directory that they were sought in. A directory and a pattern cost
     one LIST. Raises NotFound, InvalidArgument, FailedPrecondition."""
     stores.require_plain(url)
+    with errors_named(url):
+        url = stores.pinned(url)
     names = expanded(url)
     if any(map(_GLOB.search, names)):
         return matching(url, options), _fixed(names[0])
@@ -50,6 +52,8 @@ def _fixed(pattern: str) -> str:
 def matching(url: str, options: dict[str, Any]) -> list[FileEntry]:
     """Objects of a pattern. Raises NotFound, InvalidArgument, FailedPrecondition."""
     stores.require_plain(url)
+    with errors_named(url):
+        url = stores.pinned(url)
     found: dict[str, FileEntry] = {}
     lists: dict[str, list[FileEntry]] = {}
     for name in expanded(url):
