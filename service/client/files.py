@@ -32,6 +32,7 @@ def register_files(
     split_records: int | None = None,
     index_dir: str | os.PathLike[str] | None = None,
     storage_options: dict[str, Any] | None = None,
+    tokens: dict[str, Any] | None = None,
     compression: str | None = "AUTO",
     dataset_id: str | None = None,
 ) -> str:
@@ -46,9 +47,10 @@ def register_files(
         of a pattern and of a directory, with those below it, are sorted; a list keeps its order. A
         directory with an
         index.json is MosaicML's MDS. What matches later is not read: register again.
-      format: "arrayrecord", "arrow", "parquet", "tfrecord", "webdataset" or "mds", or one that
-        another package brings (docs/formats.md); by default the files say. A record of ArrayRecord
-        and TFRecord is bytes, and a dict of others.
+      format: "arrayrecord", "arrow", "parquet", "tfrecord", "tokens", "webdataset" or "mds",
+        or one that another package brings (docs/formats.md); by default the files say. A record of
+        ArrayRecord and TFRecord is bytes, of "tokens" an array, and a dict of others. "tokens" is
+        Megatron's .bin with its .idx, .npy, and numbers alone.
       columns: of Parquet and Arrow ("meta.score" of a struct), MDS and WebDataset (extensions,
         and "__key__"). By default all. Of WebDataset, it may be a dict of the extensions that a
         column may have, of which the first one that a sample has is read:
@@ -90,11 +92,14 @@ def register_files(
         once.
       split_records: about how many records a split has. By default there are up to 1024 splits. An
         ordered read of more needs `bundle_splits=1`.
-      index_dir: where indices of TFRecord, WebDataset and Arrow files are, if not beside them: a
-        directory that workers see under the same path.
+      index_dir: where indices of TFRecord, WebDataset and Arrow files, and of tokens with "eod", are,
+        if not beside them: a directory that workers see under the same path.
       storage_options: of files in object stores, what their URLs do not say: "region";
         "anonymous", whether requests are not signed; and, if so, "endpoint". No secrets: each
         process finds credentials in its own environment.
+      tokens: of files of tokens, what they do not say: "dtype", of numbers alone; "window", of how
+        many tokens a record is, without an overlap; or "eod", the token that ends a document, which
+        is a record then, with that token.
       compression, dataset_id: as in `register_dataset`.
 
     The dispatcher is told how many records each split has, unless `one_to_one` is False or
@@ -109,6 +114,6 @@ def register_files(
         nulls=nulls, missing=missing, map=map, element_spec=element_spec, packages=packages,
         one_to_one=one_to_one, on_error=on_error, limit=limit, shuffle_records=shuffle_records,
         seed=seed, split_records=split_records, index_dir=index_dir,
-        storage_options=storage_options,
+        storage_options=storage_options, tokens=tokens,
     )  # fmt: skip
     return registered(service, compressed_by(compression, request), dataset_id)

@@ -274,6 +274,23 @@ def test_columns_of_directories_names_and_samples_that_lack_one(
             assert [*itertools.islice(elements, 9)] == expected
 
 
+def test_windows_of_tokens_through_the_service(cluster: Cluster, tmp_path: pathlib.Path) -> None:
+    tokens = np.random.default_rng(1).integers(0, 1 << 16, 10_000, np.uint16)
+    tokens.tofile(tmp_path / "a.bin")
+    how = {"dtype": "uint16", "window": 65}
+    dataset_id = service.register_files(
+        cluster.target, tmp_path, tokens=how, shuffle_records=True, split_records=20
+    )
+    windows = tokens[: 153 * 65].reshape(153, 65)
+    order = permuted_many(np.arange(153), 153, 5, 0)
+    with service.read(
+        cluster.target, dataset_id, ordered=True, seed=5, shuffle=False, cycle_length=1,
+        batch_size=51, start_position=51,
+    ) as batches:  # fmt: skip
+        found = [*itertools.islice(batches, 2)]
+    np.testing.assert_array_equal(np.concatenate(found), windows[order][51:])
+
+
 def test_nested_columns_through_the_service(cluster: Cluster, tmp_path: pathlib.Path) -> None:
     """Lists of lists are ragged: as a function has them, in batches, and in TensorFlow."""
     grid: list[list[list[int]]] = [[[1], [2, 3]], [], [[]], [[4, 5, 6]]]

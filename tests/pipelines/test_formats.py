@@ -50,7 +50,7 @@ class TestMDS(OurFormat):
 
 
 def test_all_of_ours_are_here() -> None:
-    assert {one.format for one in OurFormat.__subclasses__()} == {*FORMATS}
+    assert {one.format for one in OurFormat.__subclasses__()} >= {*FORMATS}
 
 
 def test_the_format_of_the_page_passes_the_contract(

@@ -21,7 +21,17 @@ from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto.python_pb2 import PythonDataset
 
 from ..object_store import BUCKET, SECRET_KEY, Faults, ObjectStore, object_store
-from ..record_files import FORMATS, MDS_COLUMNS, Register, all_of, flat, opened, written
+from ..record_files import (
+    FORMATS,
+    MDS_COLUMNS,
+    Register,
+    all_of,
+    all_records,
+    flat,
+    opened,
+    written,
+)
+from .test_tokens import some_sequences, write_megatron
 
 COUNTS = (23, 0, 5, 40)
 
@@ -114,6 +124,16 @@ def test_records_are_those_of_local_files(
     order = permuted_many(np.arange(len(records)), len(records), 4, 0)
     assert all_of(shuffled) == [records[number] for number in order]
     assert register(url, **columns) == request
+
+
+def test_tokens_and_their_index(
+    store: ObjectStore, register: Register, tmp_path: pathlib.Path
+) -> None:
+    sequences = some_sequences(30)
+    write_megatron(tmp_path / "a", sequences, "uint16")
+    url = put(store, tmp_path, "tokens")
+    found = all_records(register(url, format="tokens"))
+    assert [one.tolist() for one in found] == [one.tolist() for one in sequences]
 
 
 def test_an_index_may_lie_in_the_store(

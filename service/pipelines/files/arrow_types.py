@@ -24,7 +24,7 @@ import numpy as np
 from ....storage.extras import install
 from ...blocks import Array, Block, Component, Strings
 from ...errors import FailedPrecondition, InvalidArgument
-from .formats import Damaged, Ints, Node, Options, chosen, dict_of
+from .formats import Damaged, Ints, Node, Options, chosen, dict_of, of_rows
 
 _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
 """Arrow's names."""
@@ -225,11 +225,11 @@ class ArrowColumn:
         for own in lengths[1 : 1 + self._ragged_rank]:
             rows = np.repeat(np.arange(len(counts)), 1 + counts)
             begins, ends = np.cumsum([0, *counts]), np.cumsum([0, *own])
-            of_rows = ends[np.arange(len(rows)) - rows] - ends[begins[:-1]][rows]
-            splits.append(_of_rows(of_rows, 1 + counts, []))
+            splits_of = ends[np.arange(len(rows)) - rows] - ends[begins[:-1]][rows]
+            splits.append(of_rows(splits_of, 1 + counts, []))
             counts = np.diff(ends[begins])
         inner = [size or 0 for size in self._sizes[1 + self._ragged_rank :]]
-        return [_of_rows(values, counts, inner), *splits]
+        return [of_rows(values, counts, inner), *splits]
 
     def require_no_nulls(self, nulls: int) -> None:
         """Raises InvalidArgument, unless nulls are taken."""
@@ -316,17 +316,6 @@ def without_nulls(batch: Any, columns: Iterable[ArrowColumn]) -> Any:
     for column in columns:
         column.mark_nulls(batch.column(column.keys[0]), nulls)
     return batch.filter(pyarrow("").array(~nulls)) if nulls.any() else batch
-
-
-def _of_rows(values: Array | Strings, counts: Ints, inner: list[int]) -> Component:
-    """Of each row so many values, or arrays of these inner dimensions."""
-    if (counts != counts[:1]).any():
-        shapes = [counts, *(np.full(len(counts), size) for size in inner)]
-        return Component(values, np.column_stack(shapes))
-    shape = (len(counts), *counts[:1].tolist(), *inner)
-    if isinstance(values, Strings):
-        return Component(Strings(values.lengths.reshape(shape), values.data))
-    return Component(values.reshape(shape))
 
 
 def _within(lists: Any) -> tuple[Ints, Any]:

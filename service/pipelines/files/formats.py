@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ...blocks import Block, Component, Strings
+from ...blocks import Array, Block, Component, Strings
 from ...errors import InvalidArgument
 from .manifest import MANY
 
@@ -84,7 +84,10 @@ class Format(NamedTuple):
     """It closes the source."""
     is_native: bool = False  # a library in C++ reads it
     by_groups: bool = False  # a record costs the reading of many around it
-    takes: tuple[str, ...] = ()  # of register_files: "columns", "fill", "index_dir", "nulls"
+    takes: tuple[
+        str, ...
+    ] = ()  # of register_files: "columns", "fill", "index_dir", "nulls", "tokens"
+    only_by_name: bool = False  # a directory is searched for its files if `format` is given
 
 
 class NumberedFile(ABC):
@@ -168,6 +171,17 @@ def dict_of(columns: dict[str, Node]) -> Node:
 def texts(values: Sequence[bytes]) -> Component:
     lengths = np.fromiter(map(len, values), np.int64, len(values))
     return Component(Strings(lengths, np.frombuffer(b"".join(values), np.uint8)))
+
+
+def of_rows(values: Array | Strings, counts: Ints, inner: list[int]) -> Component:
+    """Of each row so many values, or arrays of these inner dimensions."""
+    if (counts != counts[:1]).any():
+        shapes = [counts, *(np.full(len(counts), size) for size in inner)]
+        return Component(values, np.column_stack(shapes))
+    shape = (len(counts), *counts[:1].tolist(), *inner)
+    if isinstance(values, Strings):
+        return Component(Strings(values.lengths.reshape(shape), values.data))
+    return Component(values.reshape(shape))
 
 
 def chosen(path: str, there: Sequence[str], options: Options) -> list[str]:

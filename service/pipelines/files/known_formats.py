@@ -11,7 +11,7 @@ from typing import Any
 
 from ....storage import other_packages
 from ...errors import FailedPrecondition, InvalidArgument
-from . import array_records, arrow_files, mds, parquet, tars, tfrecords
+from . import array_records, arrow_files, mds, parquet, tars, tfrecords, tokens
 from .byte_sources import RemoteFile, opened_now
 from .formats import Format
 from .manifest import FileEntry
@@ -22,6 +22,7 @@ FORMATS: dict[str, Format] = {
     "arrow": arrow_files.FORMAT,
     "parquet": parquet.FORMAT,
     "tfrecord": tfrecords.FORMAT,
+    "tokens": tokens.FORMAT,
     "webdataset": tars.FORMAT,
     "mds": mds.FORMAT,
 }
@@ -99,7 +100,8 @@ def in_directory(path: str, format: str | None) -> list[str]:  # noqa: A002
 
 def suffixes_of(format: str | None) -> tuple[str, ...]:  # noqa: A002
     """Of the files of a format, or of any."""
-    return tuple(suffix for one in _all(format).values() for suffix in one.suffixes)
+    formats = [one for one in _all(format).values() if format or not one.only_by_name]
+    return tuple(suffix for one in formats for suffix in one.suffixes)
 
 
 def require_no_table(folder: str, names: Iterable[str]) -> None:

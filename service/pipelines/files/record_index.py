@@ -40,7 +40,9 @@ Walk = Callable[[ByteSource], tuple["array[int]", bytes]]
 
 def path_of(path: str, options: Options) -> str:
     """Of the index of the file at `path`. Either may be a URL."""
-    directory = options.get("index_dir")
+    directory, tokens = options.get("index_dir"), options.get("tokens", {})
+    if "eod" in tokens:  # other ends are another index
+        path += f".{tokens.get('dtype', '')}-{tokens['eod']}"
     if directory is None:
         return path + SUFFIX
     below = path.replace("://", "/") if stores.is_url(path) else os.path.abspath(path).lstrip("/")

@@ -21,6 +21,7 @@ from ..files.known_formats import FORMATS, format_of, package_of
 from ..files.manifest import Manifest
 from ..files.reading import FileRecords
 from ..files.stores import is_url, require_options
+from ..files.tokens import tokens_of
 from ..python.given_specs import structure_of_spec
 from ..python.inferred import element_spec_of, inferred
 from .file_paths import Paths, require_utf8, resolved
@@ -66,6 +67,7 @@ def definition(
     split_records: int | None = None,
     index_dir: str | os.PathLike[str] | None = None,
     storage_options: dict[str, Any] | None = None,
+    tokens: dict[str, Any] | None = None,
 ) -> pb.RegisterDatasetRequest:
     """What is registered of files of records. Arguments and errors are those of `register_files`
     (client/files.py)."""
@@ -88,8 +90,10 @@ def definition(
             "the files say their types"
         )
     storage = require_options(storage_options)
+    if tokens is not None:
+        tokens, format = tokens_of(tokens), format or "tokens"  # noqa: A001
     listed, places, found_format = resolved(files, format, storage)
-    options = _options(found_format, columns, fill, index_dir, missing, nulls)
+    options = _options(found_format, columns, fill, index_dir, missing, nulls, tokens)
     if storage:
         options["storage"] = storage
     outside = partitions.Partitions()
@@ -153,6 +157,7 @@ def _options(
     index_dir: str | os.PathLike[str] | None,
     missing: str,
     nulls: str,
+    tokens: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """Raises InvalidArgument for an option that the format does not have."""
     if isinstance(columns, Mapping):
@@ -189,6 +194,7 @@ def _options(
         ("fill", fill and dict(sorted(fill.items()))),
         ("index_dir", index_dir),
         ("nulls", None if nulls == "raise" else nulls),
+        ("tokens", tokens),
     ):
         if value is not None:
             options[name] = value

@@ -145,7 +145,9 @@ def _together(
     if of_first is None:
         raise InvalidArgument(f"{named} have no records: give files that have some")
     total = sum(entry.records for entry in entries)
-    if left_out:
+    if left_out and of == "tokens":
+        log.warning("%d tokens are behind the last whole windows of their files", left_out)
+    elif left_out:
         log.warning(
             "%d of %d %s lack a column, and are no records",
             left_out, left_out + total, "samples" if of == "webdataset" else "rows",
