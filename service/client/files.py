@@ -92,8 +92,8 @@ def register_files(
         once.
       split_records: about how many records a split has. By default there are up to 1024 splits. An
         ordered read of more needs `bundle_splits=1`.
-      index_dir: where indices of TFRecord, WebDataset and Arrow files, and of tokens with "eod", are,
-        if not beside them: a directory that workers see under the same path.
+      index_dir: where indices of TFRecord, WebDataset and Arrow files are, and of documents of
+        tokens, if not beside them: a directory that workers see under the same path.
       storage_options: of files in object stores, what their URLs do not say: "region";
         "anonymous", whether requests are not signed; and, if so, "endpoint". No secrets: each
         process finds credentials in its own environment.
