@@ -9,7 +9,7 @@ SOURCES := .pkg/forebay tests scripts
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo chaos test test-nightly simulate check bench docs format protos constraints clean
+.PHONY: help setup demo chaos test test-nightly simulate check dist bench docs format protos constraints clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -57,6 +57,11 @@ check: $(READY) ## lint, types, import direction, generated files, the built whe
 	$(BIN)/python scripts/decisions.py --check
 	$(BIN)/pytest -q tests/test_house.py
 	$(BIN)/python scripts/check_wheel.py
+
+dist: $(READY) ## build the wheels and the source distributions into dist/
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/python -m build --no-isolation --outdir dist deploy/tools
 
 bench: $(READY) ## measure, side by side with tf.data service; ARGS="scalars --rounds 3"
 	$(BIN)/forebay bench --json benchmarks/results/$$(date -u +%Y-%m-%d-%H%M).json $(ARGS)

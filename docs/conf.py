@@ -24,8 +24,8 @@ from forebay.service.cli import app as command  # reads the variables above
 FOLDER = pathlib.Path(__file__).resolve().parent
 MENU = {
     "Guide": [
-        *("docs/README", "docs/guarantees", "docs/limitations", "docs/reading", "docs/ordered"),
-        *("docs/executors", "docs/files", "docs/tfds"),
+        *("docs/README", "docs/install", "docs/guarantees", "docs/limitations", "docs/reading"),
+        *("docs/ordered", "docs/executors", "docs/files", "docs/tfds"),
         *("docs/materialize", "docs/operations", "docs/dashboard", "docs/journal", "SECURITY"),
         *("docs/performance", "deploy/README", "deploy/kubernetes/README"),
         "deploy/kubernetes/gke/README",

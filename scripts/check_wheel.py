@@ -3,6 +3,9 @@
 forebay is installed by itself first: `forebay chaos` and `forebay bench` must say what to install.
 Then its extra brings forebay-tools, which has their code.
 
+A user's first hour comes last: pip installs the wheel and PyArrow without our constraints, and one
+file of code reads a batch of a directory of Parquet files.
+
 Only the base dependencies are installed there. A module that stops at an extra is imported once
 more here, in the development environment, which has them all but PyTorch and JAX: what needs these
 is imported by tests/frameworks.
@@ -39,6 +42,23 @@ EXTRAS = (
     "tensorflow,keras,apache_beam,torch,jax,psycopg,aiohttp,prometheus_client,distributed,pytest,"
 )
 EXTRAS += "hypothesis,jinja2,markupsafe,ray"
+
+FIRST_BATCH = """
+import importlib.util, pathlib, tempfile
+import pyarrow as pa, pyarrow.parquet as pq
+from forebay import service
+
+assert not importlib.util.find_spec("tensorflow")
+with tempfile.TemporaryDirectory() as folder, service.DispatchServer() as dispatcher:
+    with service.WorkerServer(service.WorkerConfig(dispatcher.target)):
+        for part in range(2):
+            numbers = pa.table({"number": range(part * 50, part * 50 + 50)})
+            pq.write_table(numbers, pathlib.Path(folder, f"{part}.parquet"))
+        files = service.register_files(dispatcher.target, f"{folder}/*.parquet")
+        with service.read(dispatcher.target, files, ordered=True, batch_size=8) as batches:
+            batch = next(iter(batches))
+    assert batch["number"].shape == (8,) and 0 <= batch["number"].min(), batch
+"""
 
 
 def run(*command: str | pathlib.Path, cwd: pathlib.Path) -> str:
@@ -128,6 +148,11 @@ def main() -> None:
         run(*install, "--no-index", "--find-links", scratch, "forebay[chaos]", cwd=scratch)
         run(python, "-m", "pip", "check", cwd=scratch)
         found[tools] = check_modules(python, TOOLS, scratch)
+
+        venv.create(scratch / "user", with_pip=True)
+        users = scratch / "user" / "bin" / "python"
+        run(users, "-m", "pip", "install", "--quiet", f"{wheel}[parquet]", cwd=scratch)
+        run(users, "-c", FIRST_BATCH, cwd=scratch)
         for path, said in found.items():
             print(f"{path.name}, {path.stat().st_size:,} bytes: {said}")
 

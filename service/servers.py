@@ -30,6 +30,7 @@ from .connections.grpc_server import advertised_address
 from .dispatcher.options import DispatcherOptions
 from .errors import FailedPrecondition, ForebayError, InvalidArgument, Unavailable
 from .options import Declared, ServerOptions, described, flags, options_of
+from .platforms import require
 from .processes import LOG_LEVEL, ChildProcess, forebay, open_standard_descriptors
 from .proto import forebay_pb2 as pb
 from .proto import tf_service_pb2 as tf
@@ -218,6 +219,7 @@ class DispatchServer(_Server):
     """
 
     def __init__(self, config: DispatcherConfig | Any | None = None, start: bool = True) -> None:
+        require("a dispatcher", "memfd_create")
         self._config = _config_of(config or DispatcherConfig(), DispatcherConfig)
         self._options = _secured(_at_localhost(self._config.options(), wildcard=True))
         self._process: ChildProcess | None = None

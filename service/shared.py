@@ -20,7 +20,6 @@ vanishes without a goodbye, it may still map the slab, so the slab is never reus
 from __future__ import annotations
 
 import collections
-import fcntl
 import logging
 import mmap
 import os
@@ -35,6 +34,7 @@ import numpy.typing as npt
 from .block_limits import padding
 from .blocks import PassableMemory
 from .errors import ProtocolError
+from .platforms import at_fork
 
 Bytes = npt.NDArray[np.uint8]
 MapMemory = Callable[[int, int], mmap.mmap]
@@ -53,8 +53,6 @@ long as to copy it: each 4 KB are a page fault."""
 MAX_PASSED = 4
 """How many slabs of one process may be passed on at a time. Further payloads are copied, so that
 the process has slabs left even if consumers keep their arrays."""
-
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Lent(NamedTuple):
@@ -196,6 +194,8 @@ class Borrower:
         """
         if slab >= MAX_SLABS:
             raise ProtocolError(f"{self._peer} lends slab {slab}; there are {MAX_SLABS} at most")
+        import fcntl
+
         try:
             seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
         except OSError:
@@ -296,14 +296,17 @@ def _share_with_child() -> None:
         borrower.share_with_child()
 
 
-os.register_at_fork(before=_share_with_child)
+at_fork(before=_share_with_child)
 
 
 def new_slab(size: int) -> tuple[int, Bytes]:
+    import fcntl
+
     descriptor = os.memfd_create("forebay-slab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, size)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
         return descriptor, np.frombuffer(_map(descriptor, size), np.uint8)
     except OSError:
         os.close(descriptor)

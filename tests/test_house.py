@@ -50,7 +50,7 @@ LAYERS: dict[str, set[str]] = {
     LOOSE: WORDS,
     "service.core": {"journal", "storage", "service.errors", "service.ranges"},
     "service.connections": {
-        *("service.address_forms", "service.errors", "service.processes"),
+        *("service.address_forms", "service.errors", "service.processes", "service.platforms"),
         "service.rate_limited_log",
         *("service.proto", "service.tracing", "service.memory_limit", "journal.proto"),
         "service.options",
@@ -147,7 +147,7 @@ POOLS = {"CancelledError", "Executor", "Future", "ThreadPoolExecutor", "TimeoutE
 ESCAPES = {  # (module, what it imports): why it does no harm that this is the real one in a run
     **{
         ("service.connections.relay", what): "no process of a run is a fork"
-        for what in ("grpc", "os", "signal", "socket", "threading")
+        for what in ("grpc", "signal", "socket", "threading")
     },
     **{
         (f"service.connections.{module}", what): "no run has credentials"
@@ -157,7 +157,6 @@ ESCAPES = {  # (module, what it imports): why it does no harm that this is the r
                 ("data_keys", "hmac"),
                 ("credentials", "ssl"),
                 ("credentials", "cryptography"),
-                ("reloaded", "os"),
             ),
             ("grpc_server", "grpc"),
             *(("tls_socket", what) for what in ("select", "socket", "ssl")),
@@ -168,7 +167,6 @@ ESCAPES = {  # (module, what it imports): why it does no harm that this is the r
     ("service.dispatcher.history", "datetime"): "writes down a time that it is given",
     ("service.dispatcher.listener", "grpc"): "an interface to inherit from",
     ("service.blocks", "io"): "a file in memory",
-    ("service.client.meters", "os"): "nobody forks in a run",
     ("service.client.meters", "threading"): "its lock is held while nobody waits",
     ("service.dispatcher.server", "signal"): "numbers only: the loop takes the handlers",
     ("service.pipelines.definitions", "subprocess"): "clients say what their datasets' sources are",
@@ -177,11 +175,9 @@ ESCAPES = {  # (module, what it imports): why it does no harm that this is the r
     ("service.processes", "subprocess"): "the same",
     ("service.tracing", "opentelemetry"): "no run is traced",
     ("service.structure", "tensorflow"): "no element of a run is TensorFlow's",
-    ("service.transport.local", "os"): "nobody forks in a run",
     ("service.transport.server", "select"): "asks about pidfds, which no simulated socket has",
     ("service.shared", "fcntl"): "about memory, at once",
     ("service.shared", "mmap"): "memory",
-    ("service.shared", "os"): "nobody forks in a run",
     ("storage.local.durable", "os"): "nobody forks in a run",
     ("storage.local.durable", "fcntl"): "takes a lock or not, at once, of files that are real",
 }
@@ -726,6 +722,10 @@ def test_every_package_is_shipped() -> None:
     for extra in ("chaos", "bench"):
         needed = main["project"]["optional-dependencies"][extra]
         assert f"forebay-tools=={version}" in needed
+    named = re.compile(r"(?:forebay-(?:dispatcher|worker|\$target):|newTag: )(\d[\w.]*)")
+    deployed = [f for f in (ROOT / "deploy").rglob("*") if f.suffix in {"", ".md", ".yaml"}]
+    tags = {tag for f in deployed if f.is_file() for tag in named.findall(f.read_text())}
+    assert tags == {version}
 
 
 def test_constraints_are_plain_versions() -> None:

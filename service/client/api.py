@@ -19,15 +19,8 @@ import tensorflow as tf
 
 from ..errors import InvalidArgument
 from ..pipelines.kinds.graphs import serialized
-from ..pipelines.tf_data.element_specs import (
-    check_element_spec,
-    decode_metadata,
-    plain,
-)
-from . import (
-    lockstep,
-    parameter_servers,
-)
+from ..pipelines.tf_data.element_specs import check_element_spec, decode_metadata, plain
+from . import lockstep, parameter_servers
 from .dataset_ids import DatasetId
 from .options import (
     AT_LEAST_ONCE,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 import time
 from collections import Counter
 from typing import Any
 
 from ..blocks import Block
+from ..platforms import at_fork
 from ..proto import forebay_pb2 as pb
 
 CAUSES = ("workers", "network", "dispatcher", "no_task")
@@ -79,7 +79,7 @@ def _forget() -> None:
     _open.clear()
 
 
-os.register_at_fork(after_in_child=_forget)
+at_fork(after_in_child=_forget)
 
 
 def totals() -> dict[str, Any]:

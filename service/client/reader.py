@@ -18,6 +18,7 @@ from ..connections.dispatcher_client import DispatcherClient
 from ..errors import AlreadyExists, FailedPrecondition, InvalidArgument, Unavailable
 from ..pipelines.definitions import UNKNOWN_CARDINALITY, compresses, metadata_of
 from ..pipelines.tf_data.split_sources import require_splittable
+from ..platforms import require
 from ..proto import forebay_pb2 as pb
 from ..transport import has_local_workers
 from .batches import Layout, in_whole_batches, laid_out
@@ -110,6 +111,7 @@ class Reader:
         `expects_it` logs a warning. A worker may run `credit_bytes` ahead of a consumer.
         Raises InvalidArgument for a cross-trainer cache without a job name.
         """
+        require("reading elements", "CMSG_SPACE")
         if options.cache is not None and not job_name:
             raise InvalidArgument(
                 "Cross-trainer caching requires named jobs. Got empty `job_name`."

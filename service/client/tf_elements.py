@@ -27,13 +27,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from .. import malloc
 from ..blocks import Array, Block, Component, Strings, numpy_dtype
 from ..errors import ForebayError, PipelineError, status_of
-from ..pipelines.tf_data.element_specs import (
-    carrier,
-    component_specs,
-    options_for,
-    plain,
-    restore,
-)
+from ..pipelines.tf_data.element_specs import carrier, component_specs, options_for, plain, restore
 from ..pipelines.tf_data.transformations import (
     Once,
     Traced,

@@ -26,6 +26,7 @@ from typing import Any
 import grpc
 
 from ..errors import ForebayError, status_of
+from ..platforms import at_fork
 from ..processes import ChildProcess, end_with_parent, forebay
 from .credentials import Credentials, LoadedCredentials
 from .grpc_server import DISPATCHER_CHANNEL_OPTIONS, LEADER_KEY, connect
@@ -68,7 +69,7 @@ def _after_fork() -> None:
     _control, _lock = None, threading.Lock()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+at_fork(after_in_child=_after_fork)
 
 
 class RelayedError(grpc.RpcError):

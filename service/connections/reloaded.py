@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from ..errors import InvalidArgument
+from ..platforms import at_fork
 
 log = logging.getLogger(__name__)
 
@@ -85,4 +86,4 @@ def _unlock_in_child() -> None:
         reloaded.lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_unlock_in_child)
+at_fork(after_in_child=_unlock_in_child)

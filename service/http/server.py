@@ -39,11 +39,7 @@ log = logging.getLogger(__name__)
 STOP_S = 1.0
 """How long `close` waits for answers in progress."""
 
-HEADERS = {
-    "Cache-Control": "no-store",
-    "Server": "Forebay",
-    "X-Content-Type-Options": "nosniff",
-}
+HEADERS = {"Cache-Control": "no-store", "Server": "Forebay", "X-Content-Type-Options": "nosniff"}
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -158,11 +154,7 @@ class HttpServer:
         await self._runner.cleanup()
 
     @web.middleware
-    async def _asked(
-        self,
-        request: web.Request,
-        handler: Handler,
-    ) -> web.StreamResponse:
+    async def _asked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if self._is_loopback and not _is_this_host(request.host):
             # A page of that name may have made the name this host's, for what a browser sees here.
             return web.Response(status=421, text="this host has another name: say localhost\n")

@@ -31,6 +31,7 @@ from ..client.positions import StartingPoint
 from ..client.progress import EpochIterator
 from ..client.reader import Reader
 from ..errors import InvalidArgument
+from ..platforms import at_fork
 
 MOST_LOADERS = 1023
 PLACES = 1 + MOST_LOADERS  # the process itself is the first
@@ -296,4 +297,4 @@ def _own_all() -> None:
         common.own()
 
 
-os.register_at_fork(before=_own_all)
+at_fork(before=_own_all)

@@ -24,6 +24,7 @@ from typing import Any, NoReturn, Self
 from ..client import lockstep
 from ..client.open_iterations import close_between_steps, open_consumers, stopping
 from ..errors import InvalidArgument
+from ..platforms import at_fork
 from .group_preemption import StopAgreement, exit_with
 
 log = logging.getLogger(__name__)
@@ -323,4 +324,4 @@ def _forget_in_child() -> None:
         stopping.end(handler)
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+at_fork(after_in_child=_forget_in_child)

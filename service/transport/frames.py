@@ -38,7 +38,8 @@ _ZEROS = memoryview(bytes(ALIGNMENT))
 NO_PAYLOAD = np.empty(0, np.uint8)
 _IOV_MAX = 1024
 _READ_AHEAD_BYTES = 64 << 10
-_DEAD_PEER_S = 30
+_DEAD_PEER = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 10, "TCP_USER_TIMEOUT": 30_000}  # s, s, ms
+_CLOSED_BY_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _MAX_DESCRIPTORS = 64  # of files, received and not used yet
 _UNIX_SEND_BYTES = 4 << 20  # unlike TCP's, a Unix socket's buffer does not grow by itself
 
@@ -288,7 +289,7 @@ class FrameReader:
     def _receive_with_descriptors(self, target: memoryview) -> int:
         # A descriptor comes with the first byte of a frame, which is always read ahead.
         room = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
-        size, rights, _, _ = self._socket.recvmsg_into([target], room, socket.MSG_CMSG_CLOEXEC)
+        size, rights, _, _ = self._socket.recvmsg_into([target], room, _CLOSED_BY_EXEC)
         for level, kind, data in rights:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 descriptors = array.array("i")
@@ -353,9 +354,9 @@ def tune(sock: socket.socket) -> None:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _DEAD_PEER_S // 3)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _DEAD_PEER_S // 3)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_PEER_S * 1000)
+    for name, value in _DEAD_PEER.items():
+        if hasattr(socket, name):  # macOS has the second only
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def set_timeout(sock: socket.socket, option: int, seconds: float) -> None:

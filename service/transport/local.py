@@ -6,13 +6,13 @@ Only here no block is ever on its way.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Collection, Iterable
 
 from ..block_limits import cost
 from ..blocks import Block
 from ..delivery import ANY, End, EndPending, ReadRequest
+from ..platforms import at_fork
 from ..proto import transfer_pb2 as pb
 from .budget import Share
 from .messages import Key
@@ -21,7 +21,7 @@ from .sessions import Sessions
 from .worker_client import WorkerClient
 
 _running: dict[int, Sessions] = {}  # of this process, by the worker's uid
-os.register_at_fork(after_in_child=_running.clear)  # a child has none of their threads
+at_fork(after_in_child=_running.clear)  # a child has none of their threads
 
 
 def offer(worker_uid: int, sessions: Sessions) -> None:

@@ -48,6 +48,7 @@ from ..findings import SMALL_BUDGET, is_small
 from ..http.opening import open_http_thread
 from ..memory_limit import memory_limit
 from ..pipelines import PythonRules
+from ..platforms import require
 from ..proto import forebay_pb2 as pb
 from ..proto.metrics_pb2 import TaskMetrics
 from ..transport import MAX_AWAY_BYTES, BlockServer
@@ -103,6 +104,7 @@ class Worker:
         """`observer` is told about lost elements; the default one logs them. Tasks open their
         pipelines with `pipelines`.
         """
+        require("a worker", "memfd_create")
         self._options = options
         self._observer = observer or Observer()
         self._pipelines = pipelines or Pipelines()

@@ -55,13 +55,8 @@ def test_an_older_worker_names_the_version_that_a_graph_needs(
     newer = service.register_dataset(
         target, dataset.map(lambda n: tf.raw_ops.CheckPinned(tensor=n))
     )
-    worker = ChildProcess(
-        [
-            *(str(python_of("tf-2.16")), "-m", "forebay.service.cli", "worker"),
-            *("--dispatcher", dispatcher.address),
-        ],
-        None, piped=True,
-    )  # fmt: skip
+    command = ["-m", "forebay.service.cli", "worker", "--dispatcher", dispatcher.address]
+    worker = ChildProcess([str(python_of("tf-2.16")), *command], None, piped=True)
     try:
         assert worker.line()
         with service.read(target, common, processing_mode="distributed_epoch") as elements:

@@ -29,10 +29,9 @@ from ..record_files import (
     all_records,
     flat,
     opened,
-    some_sequences,
-    write_megatron,
     written,
 )
+from .test_tokens import some_sequences, write_megatron
 
 COUNTS = (23, 0, 5, 40)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 from collections import OrderedDict
 
 from ....storage.errors import Corrupt
@@ -39,6 +38,8 @@ class OpenFiles:
 
     def raise_limit(self) -> None:
         """Of the process's descriptors, as far as it may."""
+        import resource
+
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = 2 * MOST_OPEN + OTHER_DESCRIPTORS
         if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -47,6 +48,8 @@ class OpenFiles:
             self._limit()
 
     def _limit(self) -> None:
+        import resource
+
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         room = (soft - min(OTHER_DESCRIPTORS, soft // 4)) // 2
         self._most = MOST_OPEN if soft == resource.RLIM_INFINITY else max(1, min(MOST_OPEN, room))

@@ -32,13 +32,7 @@ from ...proto import graph_pb2 as pb
 from ..splits import SplitFeed, SplitRange
 from .element_packs import calls_functions
 from .graphs import TABLES, Graph
-from .imports import (
-    ImportedGraph,
-    expansion,
-    import_graph,
-    options_of,
-    output_specs,
-)
+from .imports import ImportedGraph, expansion, import_graph, options_of, output_specs
 from .save_watchers import Watch, saves_in
 from .source_walk import CHUNKS, NotSplittable, SourceNode, SourceWalk, splits_per_element
 from .split_files import Begun

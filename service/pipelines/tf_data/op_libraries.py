@@ -44,11 +44,10 @@ def explained(message: str, graph: bytes) -> str:
     if missing := _MISSING_OP.search(message):
         if maker := newer_maker(graph):
             return (
-                f"the dataset was registered by {maker}, and this process has "
-                f"TensorFlow {tf.__version__}, which lacks the operation {missing[1]!r}: run "
-                "workers, and the dispatcher, with the TensorFlow of the program that registers, "
-                "or a newer one; a library with custom ops is given by --load-op-library "
-                f"({message})"
+                f"the dataset was registered by {maker}, and this process has TensorFlow "
+                f"{tf.__version__}, which lacks the operation {missing[1]!r}: run workers, and the "
+                "dispatcher, with the newer one, or, if it is a custom op, with --load-op-library "
+                f"and the library that has it ({message})"
             )
         return (
             f"the custom op {missing[1]!r} is not known here: start workers, and the dispatcher, "
