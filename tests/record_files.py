@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import pathlib
 import shutil
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -209,6 +210,38 @@ def _webdataset(path: str, rows: list[bytes]) -> list[Any]:
             {"__key__": one["__key__"].encode(), "bin": one["bin"], "seg.txt": one["seg.txt"]}
             for one in tars.group_by_keys(members)
         ]
+
+
+MEGATRON_DTYPES = {
+    "uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6, "float32": 7,
+    "uint16": 8,
+}  # fmt: skip
+
+
+def write_megatron(path: pathlib.Path, sequences: list[Any], dtype: str) -> None:
+    """As `_IndexWriter` of Megatron-LM's indexed_dataset.py writes it, a sequence a document."""
+    path.with_suffix(".bin").write_bytes(
+        b"".join(np.array(one, dtype).tobytes() for one in sequences)
+    )
+    lengths = [len(one) for one in sequences]
+    pointers, at = [], 0
+    for length in lengths:
+        pointers.append(at)
+        at += length * np.dtype(dtype).itemsize
+    with open(path.with_suffix(".idx"), "wb") as index:
+        index.write(b"MMIDIDX\x00\x00")
+        index.write(struct.pack("<Q", 1))
+        index.write(struct.pack("<B", MEGATRON_DTYPES[dtype]))
+        index.write(struct.pack("<Q", len(lengths)))
+        index.write(struct.pack("<Q", len(lengths) + 1))
+        index.write(np.array(lengths, np.int32).tobytes())
+        index.write(np.array(pointers, np.int64).tobytes())
+        index.write(np.arange(len(lengths) + 1, dtype=np.int64).tobytes())
+
+
+def some_sequences(count: int, dtype: str = "uint16") -> list[Any]:
+    random = np.random.default_rng(count)
+    return [random.integers(0, 100, random.integers(0, 9)).astype(dtype) for _ in range(count)]
 
 
 def mds_records() -> list[Any]:

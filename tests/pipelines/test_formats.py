@@ -9,14 +9,15 @@ import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from forebay.service.errors import FailedPrecondition, InvalidArgument
-from forebay.service.pipelines.files.known_formats import GROUP
+from forebay.service.pipelines.files.known_formats import FORMATS, GROUP
 from forebay.service.pipelines.kinds.format_contract import FormatContract
 
 from ..other_packages import install, install_page
-from ..record_files import FORMATS, MDS_COLUMNS, Register, pattern, written
+from ..record_files import MDS_COLUMNS, Register, pattern, some_sequences, write_megatron, written
 
 
 class OurFormat(FormatContract):
@@ -49,8 +50,59 @@ class TestMDS(OurFormat):
     options: ClassVar = {"columns": MDS_COLUMNS}
 
 
+class TestMegatron(OurFormat):
+    format = "tokens"
+
+    def write(self, directory: pathlib.Path, counts: Sequence[int]) -> tuple[str, list[Any]]:
+        found = []
+        for number, count in enumerate(counts):
+            found += (sequences := some_sequences(count))
+            write_megatron(directory / str(number), sequences, "uint16")
+        return str(directory / "*.bin"), found
+
+
+class TestNumPy(OurFormat):
+    format = "tokens"
+
+    def write(self, directory: pathlib.Path, counts: Sequence[int]) -> tuple[str, list[Any]]:
+        found: list[Any] = []
+        for number, count in enumerate(counts):
+            rows = np.random.default_rng(count).integers(0, 1 << 30, (count, 2, 3))
+            np.save(directory / f"{number}.npy", rows)
+            found += [*np.load(directory / f"{number}.npy")]
+        return str(directory / "*.npy"), found
+
+
+class TestWindows(OurFormat):
+    format = "tokens"
+    options: ClassVar = {"tokens": {"dtype": np.uint32, "window": 5}}
+
+    def write(self, directory: pathlib.Path, counts: Sequence[int]) -> tuple[str, list[Any]]:
+        found: list[Any] = []
+        for number, count in enumerate(counts):
+            path = directory / f"{number}.bin"
+            np.random.default_rng(count).integers(0, 9, 5 * count, np.uint32).tofile(path)
+            found += [*np.fromfile(path, np.uint32).reshape(-1, 5)]
+        return str(directory / "*.bin"), found
+
+
+class TestDocuments(OurFormat):
+    format = "tokens"
+    options: ClassVar = {"tokens": {"dtype": "int16", "eod": 0}}
+
+    def write(self, directory: pathlib.Path, counts: Sequence[int]) -> tuple[str, list[Any]]:
+        found = []
+        for number, count in enumerate(counts):
+            documents = [np.append(one + 1, 0) for one in some_sequences(count, "int16")]
+            found += [one.astype(np.int16) for one in documents]
+            (directory / f"{number}.bin").write_bytes(
+                b"".join(one.astype(np.int16).tobytes() for one in documents)
+            )
+        return str(directory / "*.bin"), found
+
+
 def test_all_of_ours_are_here() -> None:
-    assert {one.format for one in OurFormat.__subclasses__()} >= {*FORMATS}
+    assert {one.format for one in OurFormat.__subclasses__()} == {*FORMATS}
 
 
 def test_the_format_of_the_page_passes_the_contract(

@@ -29,9 +29,10 @@ from ..record_files import (
     all_records,
     flat,
     opened,
+    some_sequences,
+    write_megatron,
     written,
 )
-from .test_tokens import some_sequences, write_megatron
 
 COUNTS = (23, 0, 5, 40)
 

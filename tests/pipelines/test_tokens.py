@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import struct
-from collections.abc import Sequence
-from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,93 +11,16 @@ from forebay.service.errors import ForebayError, InvalidArgument
 from forebay.service.order import permuted_many
 from forebay.storage.errors import Corrupt
 
-from ..record_files import Register, all_records, records
-from .test_formats import OurFormat
-
-CODES = {
-    "uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6, "float32": 7,
-    "uint16": 8,
-}  # fmt: skip
-
-
-def write_megatron(path: pathlib.Path, sequences: list[Any], dtype: str) -> None:
-    """As `_IndexWriter` of Megatron-LM's indexed_dataset.py writes it, a sequence a document."""
-    path.with_suffix(".bin").write_bytes(
-        b"".join(np.array(one, dtype).tobytes() for one in sequences)
-    )
-    lengths = [len(one) for one in sequences]
-    pointers, at = [], 0
-    for length in lengths:
-        pointers.append(at)
-        at += length * np.dtype(dtype).itemsize
-    with open(path.with_suffix(".idx"), "wb") as index:
-        index.write(b"MMIDIDX\x00\x00")
-        index.write(struct.pack("<Q", 1))
-        index.write(struct.pack("<B", CODES[dtype]))
-        index.write(struct.pack("<Q", len(lengths)))
-        index.write(struct.pack("<Q", len(lengths) + 1))
-        index.write(np.array(lengths, np.int32).tobytes())
-        index.write(np.array(pointers, np.int64).tobytes())
-        index.write(np.arange(len(lengths) + 1, dtype=np.int64).tobytes())
+from ..record_files import (
+    MEGATRON_DTYPES,
+    Register,
+    all_records,
+    records,
+    write_megatron,
+)
 
 
-def some_sequences(count: int, dtype: str = "uint16") -> list[Any]:
-    random = np.random.default_rng(count)
-    return [random.integers(0, 100, random.integers(0, 9)).astype(dtype) for _ in range(count)]
-
-
-class TestMegatron(OurFormat):
-    format = "tokens"
-
-    def write(self, directory: pathlib.Path, counts: Sequence[int]) -> tuple[str, list[Any]]:
-        found = []
-        for number, count in enumerate(counts):
-            found += (sequences := some_sequences(count))
-            write_megatron(directory / str(number), sequences, "uint16")
-        return str(directory / "*.bin"), found
-
-
-class TestNumPy(OurFormat):
-    format = "tokens"
-
-    def write(self, directory: pathlib.Path, counts: Sequence[int]) -> tuple[str, list[Any]]:
-        found: list[Any] = []
-        for number, count in enumerate(counts):
-            rows = np.random.default_rng(count).integers(0, 1 << 30, (count, 2, 3))
-            np.save(directory / f"{number}.npy", rows)
-            found += [*np.load(directory / f"{number}.npy")]
-        return str(directory / "*.npy"), found
-
-
-class TestWindows(OurFormat):
-    format = "tokens"
-    options: ClassVar = {"tokens": {"dtype": np.uint32, "window": 5}}
-
-    def write(self, directory: pathlib.Path, counts: Sequence[int]) -> tuple[str, list[Any]]:
-        found: list[Any] = []
-        for number, count in enumerate(counts):
-            path = directory / f"{number}.bin"
-            np.random.default_rng(count).integers(0, 9, 5 * count, np.uint32).tofile(path)
-            found += [*np.fromfile(path, np.uint32).reshape(-1, 5)]
-        return str(directory / "*.bin"), found
-
-
-class TestDocuments(OurFormat):
-    format = "tokens"
-    options: ClassVar = {"tokens": {"dtype": "int16", "eod": 0}}
-
-    def write(self, directory: pathlib.Path, counts: Sequence[int]) -> tuple[str, list[Any]]:
-        found = []
-        for number, count in enumerate(counts):
-            documents = [np.append(one + 1, 0) for one in some_sequences(count, "int16")]
-            found += [one.astype(np.int16) for one in documents]
-            (directory / f"{number}.bin").write_bytes(
-                b"".join(one.astype(np.int16).tobytes() for one in documents)
-            )
-        return str(directory / "*.bin"), found
-
-
-@pytest.mark.parametrize("dtype", CODES)
+@pytest.mark.parametrize("dtype", MEGATRON_DTYPES)
 def test_megatrons_dtypes(register: Register, tmp_path: pathlib.Path, dtype: str) -> None:
     write_megatron(tmp_path / "a", [[1, 2], [], [3]], dtype)
     found = all_records(register(tmp_path / "a.bin"))
