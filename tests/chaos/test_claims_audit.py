@@ -52,11 +52,7 @@ class Run:
         self.why = SILENT
         self.reported = 5
         self.finished = True
-        self.first: list[Record] = [
-            Started("claimer0.1"),
-            Joined(1, FIRST),
-            Got(1, 0, [*range(7)]),
-        ]
+        self.first: list[Record] = [Started("claimer0.1"), Joined(1, FIRST), Got(1, 0, [*range(7)])]
         self.second = [*range(5, ELEMENTS)]
 
     def events(self) -> list[ev.Event]:
@@ -114,18 +110,9 @@ def unfinished(run: Run) -> None:
         (left_in_order, "2 elements (5, 6) delivered again, and whoever had them lived"),
         (unfinished, "epoch 1 did not come to its end"),
         (lambda run: run.second.remove(30), "1 elements (30) lost"),
-        (
-            lambda run: run.second.append(30),
-            f"(30) delivered twice to consumer {SECOND}",
-        ),
-        (
-            lambda run: run.second.append(4),
-            f"(4) delivered to consumer {SECOND}, which",
-        ),
-        (
-            lambda run: run.first.append(Got(1, 0, [25])),
-            f"(25) delivered to consumer {FIRST},",
-        ),
+        (lambda run: run.second.append(30), f"(30) delivered twice to consumer {SECOND}"),
+        (lambda run: run.second.append(4), f"(4) delivered to consumer {SECOND}, which"),
+        (lambda run: run.first.append(Got(1, 0, [25])), f"(25) delivered to consumer {FIRST},"),
         (lambda run: run.second.append(99), f"(99) delivered to consumer {SECOND},"),
         (lambda run: run.first.append(Got(1, 0, [8], [8])), "(8) damaged on the way"),
     ],

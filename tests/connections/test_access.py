@@ -159,10 +159,7 @@ def test_a_stolen_token_opens_only_its_own_doors(
     worker = authority.issue("worker")
     files: dict[str, Any] = worker.files()
     register, read = service.register_dataset, service.read
-    with (
-        using(worker),
-        WorkerServer(WorkerConfig(target, allow_python=True, **files)),
-    ):
+    with using(worker), WorkerServer(WorkerConfig(target, allow_python=True, **files)):
         reading = numbers(1).map(lambda _: tf.io.read_file("/etc/hostname"))
         with using(authority.issue("team-b-7")):
             register(target, reading, dataset_id="b/files")  # as it may register code
@@ -179,10 +176,7 @@ def test_a_stolen_token_opens_only_its_own_doors(
             for refused, said in (
                 (lambda: register(target, function, splits=[1], dataset_id="a/2"), "python"),
                 (lambda: register(target, numbers(10), dataset_id="b/1"), "dataset 'b/1'"),
-                (
-                    lambda: register(target, numbers(10)),
-                    "a dataset without dataset_id=",
-                ),
+                (lambda: register(target, numbers(10)), "a dataset without dataset_id="),
                 (
                     lambda: register(target, reading, dataset_id="a/2"),
                     r"\(ReadFile\) .* role graphs",
@@ -528,10 +522,7 @@ def test_new_rules_are_in_force_for_the_next_call_and_wrong_ones_are_not(
             )
         return float(count)
 
-    with (
-        using(authority.issue("newcomer")),
-        closing(DispatcherClient(dispatcher.target)) as client,
-    ):
+    with using(authority.issue("newcomer")), closing(DispatcherClient(dispatcher.target)) as client:
 
         def may_list() -> bool:
             nonlocal denied

@@ -30,16 +30,7 @@ from forebay.service.pipelines.tf_data.source_walk import NotSplittable
 from forebay.service.pipelines.tf_data.split_sources import require_splittable, split_sources
 from forebay.service.pipelines.tf_data.traces import Traces
 
-from .pipelines import (
-    Dataset,
-    Leases,
-    OneSource,
-    count,
-    counted,
-    plain,
-    slices,
-    wait_for_steps,
-)
+from .pipelines import Dataset, Leases, OneSource, count, counted, plain, slices, wait_for_steps
 
 
 def vocabulary() -> Any:
@@ -102,22 +93,13 @@ MISPAIRED: dict[str, Callable[[], Dataset]] = {
     "cached and not": lambda: zipped((count(40).cache(), count(40))).repeat(2),
     "concatenated and not": lambda: zipped((count(20).concatenate(count(20)), count(40))),
     "filtered in two ways": lambda: zipped(
-        (
-            count(40).filter(lambda i: i % 2 == 0),
-            count(40).filter(lambda i: i % 10 > 4),
-        )
+        (count(40).filter(lambda i: i % 2 == 0), count(40).filter(lambda i: i % 10 > 4))
     ),
     "made unique": lambda: zipped(
-        (
-            slices(tf.range(40) // 2).unique(),
-            slices(tf.range(40) // 3).unique(),
-        )
+        (slices(tf.range(40) // 2).unique(), slices(tf.range(40) // 3).unique())
     ),
     "remainders dropped and not, repeated": lambda: zipped(
-        (
-            count(40).batch(8, drop_remainder=True).repeat(2),
-            count(40).batch(8).repeat(2),
-        )
+        (count(40).batch(8, drop_remainder=True).repeat(2), count(40).batch(8).repeat(2))
     ),
     "interleaved in two ways": lambda: zipped(
         (
