@@ -14,6 +14,7 @@ import pytest
 
 from forebay.service.errors import FailedPrecondition, InvalidArgument
 from forebay.service.pipelines.files.known_formats import FORMATS, GROUP
+from forebay.service.pipelines.kinds.files import definition
 from forebay.service.pipelines.kinds.format_contract import FormatContract
 
 from ..other_packages import install, install_page
@@ -59,6 +60,11 @@ class TestMegatron(OurFormat):
             found += (sequences := some_sequences(count))
             write_megatron(directory / str(number), sequences, "uint16")
         return str(directory / "*.bin"), found
+
+    def test_files_say_of_which_format_they_are(self, written: tuple[Any, list[Any]]) -> None:
+        """A name that ends in .bin does not."""
+        with pytest.raises(InvalidArgument, match=r"0\.bin is of no format .* give format"):
+            definition(written[0])
 
 
 class TestNumPy(OurFormat):

@@ -23,7 +23,7 @@ from ..record_files import (
 @pytest.mark.parametrize("dtype", MEGATRON_DTYPES)
 def test_megatrons_dtypes(register: Register, tmp_path: pathlib.Path, dtype: str) -> None:
     write_megatron(tmp_path / "a", [[1, 2], [], [3]], dtype)
-    found = all_records(register(tmp_path / "a.bin"))
+    found = all_records(register(tmp_path / "a.bin", format="tokens"))
     assert [one.tolist() for one in found] == [[1, 2], [], [3]]
     assert {one.dtype.name for one in found} == {dtype}
     windows = all_records(register(tmp_path / "a.bin", tokens={"window": 2}))
@@ -102,24 +102,24 @@ def test_what_is_wrong_is_named(register: Register, tmp_path: pathlib.Path) -> N
     path = tmp_path / "a.bin"
     write_megatron(tmp_path / "a", [[1, 2], [3, 4, 5]], "uint16")
     whole, index = path.read_bytes(), path.with_suffix(".idx").read_bytes()
-    request = register(path)
+    request = register(path, format="tokens")
     with pytest.raises(InvalidArgument, match=r"a\.idx is an index: give the \.bin files"):
         register(tmp_path / "a.idx")
     for damaged in (index[:-30], b"MMIDIDX\0\1" + index[9:], index[:17] + b"\x09" + index[18:]):
         path.with_suffix(".idx").write_bytes(damaged)
         with pytest.raises(Corrupt, match=r"a\.bin cannot be registered as tokens: "):
-            register(path)
+            register(path, format="tokens")
     path.with_suffix(".idx").write_bytes(index)
     path.write_bytes(whole[:-2])
     with pytest.raises(Corrupt, match=r"a\.bin .* sequences 0 to 2 do not follow .*a\.idx has"):
-        register(path)
+        register(path, format="tokens")
     path.write_bytes(whole)
     write_megatron(tmp_path / "a", [[1, 2], [3, 4], [5]], "uint16")
     with pytest.raises(Corrupt, match=r"has 3 records, and had 2 when it was registered.* again"):
         all_records(request)
     path.with_suffix(".idx").unlink()
     with pytest.raises(InvalidArgument, match=r"a\.bin has no .*a\.idx beside it: give tokens="):
-        register(path)
+        register(path, format="tokens")
     with pytest.raises(Corrupt, match=r"has 10 bytes, which are no numbers of int32: it is cut"):
         register(path, tokens={"dtype": "int32", "window": 1})
     with pytest.raises(InvalidArgument, match=r"a\.bin does not say what a record is: give"):

@@ -18,7 +18,7 @@ import numpy as np
 from . import record_index
 from .arrow_types import columns_of, pyarrow, wanted, without_nulls
 from .byte_sources import ByteSource
-from .formats import Damaged, Facts, Format, Options, dict_of, read_at
+from .formats import WRONG, Damaged, Facts, Format, Options, dict_of, read_at
 from .row_groups import RowGroups, facts_of
 
 _MAGIC, _MORE = b"ARROW1", 0xFFFFFFFF
@@ -177,10 +177,13 @@ class ArrowRows(RowGroups):
 
 
 def _is_it(begin: bytes) -> bool:
-    if begin.startswith(_MAGIC):
-        return True
-    more, size = struct.unpack("<Ii", begin[:8].ljust(8, b"\0"))
-    return bool(more == _MORE and size > 0 and size % 8 == 0)
+    """A stream begins with a schema."""
+    try:
+        return begin.startswith(_MAGIC) or (
+            begin.startswith(b"\xff" * 4) and _header(begin[8:])[0] == _SCHEMA
+        )
+    except WRONG:
+        return False
 
 
 FORMAT = Format(

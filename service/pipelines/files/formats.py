@@ -87,7 +87,7 @@ class Format(NamedTuple):
     takes: tuple[
         str, ...
     ] = ()  # of register_files: "columns", "fill", "index_dir", "nulls", "tokens"
-    only_by_name: bool = False  # a directory is searched for its files if `format` is given
+    only_by_name: bool = False  # suffixes tell it only if `format` is given
 
 
 class NumberedFile(ABC):

@@ -19,8 +19,8 @@ from .stores import is_url
 
 FORMATS: dict[str, Format] = {
     "arrayrecord": array_records.FORMAT,
-    "arrow": arrow_files.FORMAT,
     "parquet": parquet.FORMAT,
+    "arrow": arrow_files.FORMAT,
     "tfrecord": tfrecords.FORMAT,
     "tokens": tokens.FORMAT,
     "webdataset": tars.FORMAT,
@@ -88,7 +88,8 @@ def guessed(entry: FileEntry, options: dict[str, Any]) -> str | None:
     for name, format_ in formats.items():
         if format_.is_it(begin):
             return name
-    return next((name for name, one in formats.items() if ends_in(path, one.suffixes)), None)
+    named = {name: one.suffixes for name, one in formats.items() if not one.only_by_name}
+    return next((name for name, suffixes in named.items() if ends_in(path, suffixes)), None)
 
 
 def in_directory(path: str, format: str | None) -> list[str]:  # noqa: A002
