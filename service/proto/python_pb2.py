@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"forebay/service/proto/python.proto\x12\nforebay.v1\"\x92\x03\n\rPythonDataset\x12\x10\n\x08\x66unction\x18\x01 \x01(\x0c\x12\x0e\n\x06splits\x18\x02 \x01(\x0c\x12\x0e\n\x06python\x18\x03 \x01(\t\x12\x39\n\x08packages\x18\x04 \x03(\x0b\x32\'.forebay.v1.PythonDataset.PackagesEntry\x12%\n\x08on_error\x18\x05 \x01(\x0e\x32\x13.forebay.v1.OnError\x12\r\n\x05limit\x18\x06 \x01(\x03\x12\x11\n\ttimeout_s\x18\x07 \x01(\x01\x12\r\n\x05\x66iles\x18\x0c \x01(\x0c\x12\x11\n\titeration\x18\r \x01(\x03\x12\x0b\n\x03\x66\x61r\x18\x14 \x01(\x08\x12\x17\n\x0f\x63\x61\x63he_directory\x18\x11 \x01(\t\x12\x13\n\x0b\x63\x61\x63he_bytes\x18\x12 \x01(\x03\x12\x10\n\x08inferred\x18\x0f \x01(\x08\x12\x0e\n\x06varies\x18\x0e \x01(\x08\x12\x0f\n\x07lengths\x18\x13 \x03(\x03\x1a/\n\rPackagesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01J\x04\x08\x08\x10\x0cJ\x04\x08\x10\x10\x11*)\n\x07OnError\x12\t\n\x05RAISE\x10\x00\x12\x08\n\x04SKIP\x10\x01\x12\t\n\x05RETRY\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"forebay/service/proto/python.proto\x12\nforebay.v1\"\xa3\x03\n\rPythonDataset\x12\x10\n\x08\x66unction\x18\x01 \x01(\x0c\x12\x0e\n\x06splits\x18\x02 \x01(\x0c\x12\x0e\n\x06python\x18\x03 \x01(\t\x12\x39\n\x08packages\x18\x04 \x03(\x0b\x32\'.forebay.v1.PythonDataset.PackagesEntry\x12%\n\x08on_error\x18\x05 \x01(\x0e\x32\x13.forebay.v1.OnError\x12\r\n\x05limit\x18\x06 \x01(\x03\x12\x11\n\ttimeout_s\x18\x07 \x01(\x01\x12\r\n\x05\x66iles\x18\x0c \x01(\x0c\x12\x11\n\titeration\x18\r \x01(\x03\x12\x0f\n\x07\x62\x61tched\x18\x15 \x01(\x08\x12\x0b\n\x03\x66\x61r\x18\x14 \x01(\x08\x12\x17\n\x0f\x63\x61\x63he_directory\x18\x11 \x01(\t\x12\x13\n\x0b\x63\x61\x63he_bytes\x18\x12 \x01(\x03\x12\x10\n\x08inferred\x18\x0f \x01(\x08\x12\x0e\n\x06varies\x18\x0e \x01(\x08\x12\x0f\n\x07lengths\x18\x13 \x03(\x03\x1a/\n\rPackagesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01J\x04\x08\x08\x10\x0cJ\x04\x08\x10\x10\x11*)\n\x07OnError\x12\t\n\x05RAISE\x10\x00\x12\x08\n\x04SKIP\x10\x01\x12\t\n\x05RETRY\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -23,10 +23,10 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   DESCRIPTOR._options = None
   _globals['_PYTHONDATASET_PACKAGESENTRY']._options = None
   _globals['_PYTHONDATASET_PACKAGESENTRY']._serialized_options = b'8\001'
-  _globals['_ONERROR']._serialized_start=455
-  _globals['_ONERROR']._serialized_end=496
+  _globals['_ONERROR']._serialized_start=472
+  _globals['_ONERROR']._serialized_end=513
   _globals['_PYTHONDATASET']._serialized_start=51
-  _globals['_PYTHONDATASET']._serialized_end=453
-  _globals['_PYTHONDATASET_PACKAGESENTRY']._serialized_start=394
-  _globals['_PYTHONDATASET_PACKAGESENTRY']._serialized_end=441
+  _globals['_PYTHONDATASET']._serialized_end=470
+  _globals['_PYTHONDATASET_PACKAGESENTRY']._serialized_start=411
+  _globals['_PYTHONDATASET_PACKAGESENTRY']._serialized_end=458
 # @@protoc_insertion_point(module_scope)

@@ -16,7 +16,7 @@ SKIP: OnError
 RETRY: OnError
 
 class PythonDataset(_message.Message):
-    __slots__ = ("function", "splits", "python", "packages", "on_error", "limit", "timeout_s", "files", "iteration", "far", "cache_directory", "cache_bytes", "inferred", "varies", "lengths")
+    __slots__ = ("function", "splits", "python", "packages", "on_error", "limit", "timeout_s", "files", "iteration", "batched", "far", "cache_directory", "cache_bytes", "inferred", "varies", "lengths")
     class PackagesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class PythonDataset(_message.Message):
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     ITERATION_FIELD_NUMBER: _ClassVar[int]
+    BATCHED_FIELD_NUMBER: _ClassVar[int]
     FAR_FIELD_NUMBER: _ClassVar[int]
     CACHE_DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -48,10 +49,11 @@ class PythonDataset(_message.Message):
     timeout_s: float
     files: bytes
     iteration: int
+    batched: bool
     far: bool
     cache_directory: str
     cache_bytes: int
     inferred: bool
     varies: bool
     lengths: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, function: _Optional[bytes] = ..., splits: _Optional[bytes] = ..., python: _Optional[str] = ..., packages: _Optional[_Mapping[str, str]] = ..., on_error: _Optional[_Union[OnError, str]] = ..., limit: _Optional[int] = ..., timeout_s: _Optional[float] = ..., files: _Optional[bytes] = ..., iteration: _Optional[int] = ..., far: bool = ..., cache_directory: _Optional[str] = ..., cache_bytes: _Optional[int] = ..., inferred: bool = ..., varies: bool = ..., lengths: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, function: _Optional[bytes] = ..., splits: _Optional[bytes] = ..., python: _Optional[str] = ..., packages: _Optional[_Mapping[str, str]] = ..., on_error: _Optional[_Union[OnError, str]] = ..., limit: _Optional[int] = ..., timeout_s: _Optional[float] = ..., files: _Optional[bytes] = ..., iteration: _Optional[int] = ..., batched: bool = ..., far: bool = ..., cache_directory: _Optional[str] = ..., cache_bytes: _Optional[int] = ..., inferred: bool = ..., varies: bool = ..., lengths: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -20,7 +20,7 @@ import numpy as np
 from numpy import random as numpys_random
 
 from ... import generators
-from ...blocks import Block
+from ...blocks import Block, Component, Strings, joined, part
 from ...errors import ForebayError, InvalidArgument
 from ...proto.python_pb2 import SKIP, PythonDataset
 from ...structure import assemble
@@ -30,6 +30,9 @@ from .record_ranges import Numbered, RecordRanges
 
 PAGE = 64
 """Records after which a mapped function's random numbers begin anew."""
+
+BATCH = 256
+"""Records that `map_batch` is called with at once: those from a multiple of it in a split on."""
 
 LeaveOut = Callable[[int, int, int, str], bool]
 """Whether records may be left out: their split, the first one's number there, how many, and why."""
@@ -49,7 +52,7 @@ class FileRecords:
         self._iteration = dataset.iteration
         self._ranges = RecordRanges(self._manifest, self._may_leave_out)
         self._leave_out, self._skips = leave_out, dataset.on_error == SKIP
-        self._varies = dataset.varies
+        self._varies, self.batched = dataset.varies, dataset.batched
         self._seed: str | None = None  # of the bundle
         self._sought = 0
         self._at = (-1, 0, 0)  # the record that the function has: split, number, elements before
@@ -63,8 +66,8 @@ class FileRecords:
 
     @property
     def maps(self) -> bool:
-        """Whether a function is mapped over the records."""
-        return self._function is not None
+        """Whether a function is mapped over single records."""
+        return self._function is not None and not self.batched
 
     @property
     def splits(self) -> range:
@@ -123,6 +126,8 @@ class FileRecords:
         start = min(max(0, start), self.count(split))
         if self._skips or self._varies:
             start = 0
+        if self.batched:
+            return start - start % BATCH
         paged = self._seed is not None and start < self.count(split) and self.maps
         self._sought = start - start % PAGE if paged else start
         return self._sought
@@ -149,6 +154,18 @@ class FileRecords:
                         raise
                 if given - self._at[2] != 1:
                     self._uneven.setdefault(split, []).append((given, at + 1))
+
+    def batches(self, split: int, start: int) -> Iterator[tuple[int, Any]]:
+        """What `map_batch` makes of a split's records from the begin of a batch on: how many
+        records, and what it returned of all. Raises what `blocks` raises, and what it raises."""
+        assert self._function is not None
+        for block in _in_parts(self.blocks(split, start), BATCH):
+            if self._seed is not None:
+                self._seed_page(f"{self._seed} {split} {start}")
+            columns = [[_together(component)] for component in block.components]
+            (records,) = self._assemble(columns, 1)
+            yield block.count, self._function(records)
+            start += block.count
 
     def _seed_page(self, page: str) -> None:
         random.seed(page)
@@ -200,6 +217,31 @@ class FileRecords:
 
     def close(self) -> None:
         self._ranges.files.close_all_but(0)
+
+
+def _in_parts(blocks: Iterable[Block], count: int) -> Iterator[Block]:
+    """The same records in blocks of so many, and the rest."""
+    kept: list[Block] = []
+    missing = count
+    for block in blocks:
+        at = 0
+        while block.count - at >= missing:
+            yield joined([*kept, part(block, at, missing)])
+            kept, at, missing = [], at + missing, count
+        if at < block.count:
+            kept.append(part(block, at, block.count - at))
+            missing -= block.count - at
+    if kept:
+        yield joined(kept)
+
+
+def _together(component: Component) -> Any:
+    """A column of a batch: an array of all, or a list of each where they are no numbers of one
+    shape."""
+    values = component.values
+    if component.shapes is None and not isinstance(values, Strings):
+        return values
+    return [*component.elements()]
 
 
 def _nothing() -> None: ...

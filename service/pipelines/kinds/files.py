@@ -6,7 +6,7 @@ import itertools
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,7 @@ def definition(
     nulls: str = "raise",
     missing: str = "raise",
     map: Callable[[Any], Any] | None = None,  # noqa: A002
+    map_batch: Callable[[Any], Any] | None = None,
     element_spec: Any = None,
     packages: Iterable[str] = (),
     one_to_one: bool | None = None,
@@ -80,8 +81,15 @@ def definition(
     require_failure_rules(on_error, limit)
     if not isinstance(one_to_one, bool | None):
         raise InvalidArgument(f"one_to_one={one_to_one!r} must be True, False or None")
+    if batched := map_batch is not None:
+        if map is not None or not callable(map_batch) or on_error != "raise" or one_to_one is False:
+            raise InvalidArgument(
+                f"map_batch={map_batch!r:.100}: give a function of many records, which makes one "
+                "element of each, and neither `map` nor on_error: a batch fails as a whole"
+            )
+        map = map_batch  # noqa: A001
     if one_to_one is None:
-        one_to_one = map is None or (shuffle_records and on_error != "skip")
+        one_to_one = map is None or batched or (shuffle_records and on_error != "skip")
     elif map is None:
         raise InvalidArgument(f"one_to_one={one_to_one} is about `map`, which is not given")
     if element_spec is not None and map is None:
@@ -128,6 +136,7 @@ def definition(
             "only, or write smaller row groups", times,
         )  # fmt: skip
     stored = _stored(of_files, map, packages)
+    stored.batched = batched
     stored.far = is_url(listed[0].path)
     stored.varies, stored.inferred = not one_to_one, map is not None and element_spec is None
     if on_error != "raise":
@@ -262,6 +271,21 @@ def _stored(
     return stored
 
 
+def _rows(made: Any, count: int) -> Iterator[Any]:
+    """The elements of a batch. Raises InvalidArgument."""
+    if isinstance(made, Mapping):
+        members = [_rows(one, count) for one in made.values()]
+        return (dict(zip(made, row, strict=True)) for row in zip(*members, strict=True))
+    if isinstance(made, tuple):
+        return zip(*[_rows(one, count) for one in made], strict=True)
+    if not isinstance(made, np.ndarray | list) or len(made) != count:
+        raise InvalidArgument(
+            f"`map_batch` returned {made!r:.80} for {count} records: return an array or a list "
+            "with a row for each, or a dict or a tuple of these"
+        )
+    return iter(made)
+
+
 def _mapped_structure(stored: python_pb2.PythonDataset) -> str:
     """Of the elements that the function makes of the first records, which it is called with."""
     left: list[str] = []
@@ -276,6 +300,10 @@ def _mapped_structure(stored: python_pb2.PythonDataset) -> str:
     found: list[Any] = []
     try:
         for split in records.splits[:LOOKED_AT]:
+            if stored.batched:
+                count, made = next(records.batches(split, 0))
+                found += itertools.islice(_rows(made, count), LOOKED_AT)
+                return inferred(found)
             try:
                 found.extend(itertools.islice(records(split), LOOKED_AT))
             except Exception as error:

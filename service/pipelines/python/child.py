@@ -191,7 +191,8 @@ class FunctionProcess:
         it has counted."""
         self.sender.require_process()
         if self._files is not None and not self._files.maps:
-            return self._send_records(self._files, split, start), None
+            send = self._send_batches if self._files.batched else self._send_records
+            return send(self._files, split, start), None
         blocks = self.blocks
         with blocks.lock:
             self._at[0], self._at[1] = split, 0
@@ -350,6 +351,27 @@ class FunctionProcess:
                     raise
                 raise FunctionFailed(status_of(error), self._told(error)) from error
         return had
+
+    def _send_batches(self, files: FileRecords, split: int, start: int) -> int:
+        """Send what `map_batch` makes of a split's records; returns their number."""
+        had = files.seek(split, start)
+        self._at[0], self._at[1] = split, had
+        batches = files.batches(split, had)
+        while True:
+            try:
+                if (batch := next(batches, None)) is None:
+                    return had
+                self.blocks.send_batch(*batch, split, had, start)
+            except Misfit as misfit:
+                raise self._failed(split, had + misfit.row, str(misfit)) from None
+            except FunctionFailed:
+                raise
+            except BaseException as error:  # noqa: BLE001 - the child survives whatever it raises
+                if error is files.fault:  # it names its record
+                    raise FunctionFailed(status_of(error), str(error), split, had) from None
+                raise self._failed(split, had, traceback_of(error), code_of(error)) from None
+            had += batch[0]
+            self._at[1] = had
 
     def _failed(
         self, split: int, element: int, what: str, code: str = "INVALID_ARGUMENT"

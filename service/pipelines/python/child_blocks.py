@@ -25,7 +25,7 @@ from ...errors import ForebayError, PipelineError, status_of
 from ...proto import metrics_pb2 as pb
 from ...shared import Lender, new_slab
 from ...user_metrics import Totals
-from .columns import LISTS, Column, Field, Misfit, column_of, fields_of, write
+from .columns import LISTS, Column, Field, Misfit, column_of, fields_of, said, write
 
 CREDIT = 3
 """Blocks that the child may send before the worker has taken them."""
@@ -332,6 +332,27 @@ class Blocks:
                         self.flush_block()
                     except BaseException as error:  # noqa: BLE001 - raised by the next `add`
                         self.broken = error
+
+    def send_batch(self, count: int, made: Any, split: int, had: int, start: int) -> None:
+        """Send what `map_batch` made of `count` records, which come behind `had` others of the
+        split, but for elements before `start`. Raises Misfit, and FunctionFailed."""
+        leaves: list[Any] = []
+        self._flatten(made, leaves)
+        for field, leaf in zip(self._fields, leaves, strict=True):
+            if not isinstance(leaf, np.ndarray | list) or len(leaf) != count:
+                raise Misfit(
+                    f"{field.path} of what `map_batch` returned is {said(leaf)}, for {count} "
+                    "records: return an array or a list with a row for each"
+                )
+        size = sum(
+            leaf.nbytes if isinstance(leaf, np.ndarray) else sum(map(_bytes, leaf))
+            for leaf in leaves
+        )
+        rows = max(1, BLOCK_BYTES * count // max(1, size))
+        for at in range(max(0, start - had), count, rows):
+            stop = min(count, at + rows)
+            part = [leaf[at:stop] for leaf in leaves]
+            self._send((split, had + at), stop - at, part, (split, had + stop), ())
 
     def _send(
         self,

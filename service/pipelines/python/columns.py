@@ -224,10 +224,14 @@ class Column(NamedTuple):
         return sum(size + padding(size) for size in sizes)
 
 
-def column_of(field: Field, values: Sequence[Any]) -> Column:
+def column_of(field: Field, values: Sequence[Any] | Array) -> Column:
     """Raises Misfit."""
-    kinds = set(map(type, values))
     dtype = field.dtype
+    if isinstance(values, np.ndarray):  # of a mapped batch
+        if values.dtype == dtype and field.fits(values.shape[1:]) and not is_masked(values):
+            return Column(False, [(dtype, values.shape, [np.ascontiguousarray(values)])])
+        values = [*values]
+    kinds = set(map(type, values))
     if dtype is None:
         if kinds <= {bytes, str} and not field.shape:
             return _strings(list(map(_encoded, values)), (len(values),))
