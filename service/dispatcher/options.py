@@ -37,8 +37,9 @@ def _workers(given: str | Iterable[str]) -> tuple[str, ...]:
         address = address.strip()
         if not is_place(address):
             raise InvalidArgument(
-                f"no worker can have the address {address!r}, at place {place} of the list of "
-                f"workers; {_FORMS}"
+                # In the words of tf.data service's error, which its tests look for.
+                "The worker's address is not configured as one that a worker can have: "
+                f"{address!r}, at place {place} of the list of workers; {_FORMS}"
             )
         if is_address(address) and address in listed:  # nobody would read its second shard
             raise InvalidArgument(
