@@ -16,6 +16,7 @@ from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound
 from forebay.service.order import permuted_many
 from forebay.service.pipelines.files import byte_cache, stores
 from forebay.service.pipelines.files.manifest import decode
+from forebay.service.pipelines.kinds import file_inspector
 from forebay.service.pipelines.kinds.functions import listed
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto.python_pb2 import PythonDataset
@@ -47,6 +48,7 @@ def server() -> Iterator[ObjectStore]:
 def store(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
+    file_inspector._fork_server.close()  # its children have the environment of its start
     server.proxy.faults = Faults()
     server.proxy.forget()
     yield server
