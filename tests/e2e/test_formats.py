@@ -1,11 +1,14 @@
-"""A format of another package, which workers have or have not."""
+"""Formats whose libraries workers have or have not, and tables."""
 
 from __future__ import annotations
 
 import pathlib
 
+import lance
 import numpy as np
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from forebay import service
 from forebay.service.errors import PipelineError
@@ -40,3 +43,20 @@ def test_workers_read_a_format_that_their_packages_bring(
             service.read(dispatcher.target, dataset_id) as elements,
         ):
             next(iter(elements))
+
+
+def test_workers_read_the_registered_version_of_a_table(tmp_path: pathlib.Path) -> None:
+    delta, of_lance = tmp_path / "delta", tmp_path / "lance"
+    write_deltalake(delta, pa.table({"n": range(90), "kind": ["a"] * 90}), partition_by=["kind"])
+    lance.write_dataset(pa.table({"n": range(90)}), of_lance, max_rows_per_file=20)
+    with DispatcherProcess("memory:") as dispatcher:
+        registered = [
+            service.register_files(dispatcher.target, path, columns=["n"], shuffle_records=True)
+            for path in (delta, of_lance)
+        ]
+        write_deltalake(delta, pa.table({"n": [90], "kind": ["b"]}), mode="append")
+        lance.dataset(of_lance).delete("n > 5")
+        with WorkerProcess(dispatcher.address):
+            for dataset_id in registered:
+                with service.read(dispatcher.target, dataset_id) as elements:
+                    assert sorted(int(element["n"]) for element in elements) == [*range(90)]

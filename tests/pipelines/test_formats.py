@@ -9,7 +9,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import lance
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from forebay.service.errors import FailedPrecondition, InvalidArgument
@@ -107,6 +109,33 @@ class TestDocuments(OurFormat):
         return str(directory / "*.bin"), found
 
 
+class TestLance(FormatContract):
+    format = "lance"
+
+    def write(self, directory: pathlib.Path, counts: Sequence[int]) -> tuple[str, list[Any]]:
+        rows = pa.table(
+            {
+                "n": range(sum(counts)),
+                "text": [f"{number}" * (number % 9) for number in range(sum(counts))],
+                "vector": pa.array(
+                    [[number, 0.5] for number in range(sum(counts))], pa.list_(pa.float32(), 2)
+                ),
+            }
+        )
+        begin = 0
+        for count in counts:
+            lance.write_dataset(rows.slice(begin, count), directory, mode="append")
+            begin += count
+        return str(directory), [
+            {
+                "n": np.int64(row["n"]),
+                "text": row["text"].encode(),
+                "vector": np.array(row["vector"], np.float32),
+            }
+            for row in rows.to_pylist()
+        ]
+
+
 def test_all_of_ours_are_here() -> None:
     assert {one.format for one in OurFormat.__subclasses__()} == {*FORMATS}
 
@@ -137,12 +166,12 @@ def test_what_is_said_of_other_packages(
             register(files / "a.one", format=name)
         return str(error.value)
 
-    assert "'mds'], or install the package that brings it" in refusal("one")
+    assert "'webdataset'], or install the package that brings it" in refusal("one")
     install(packages, "ours_by_another", GROUP, {"parquet": "one:FORMAT"})
     written("parquet", files, [3])
     assert sum(register(files / "0.parquet").lengths) == 3
     install(packages, "first", GROUP, {"one": "one:FORMAT", "two": "two:FORMAT"})
-    assert "'two'], or install" in refusal("three")
+    assert "'one', 'parquet', 'tfrecord', 'two', 'web" in refusal("three")
     said = refusal("one")
     assert "format 'one': one:FORMAT of the package first cannot be loaded (ModuleNotFoundE" in said
     assert said == refusal(None)

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
 from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound
 from forebay.service.order import permuted_many
@@ -85,6 +86,24 @@ def numbers(request: pb.RegisterDatasetRequest) -> list[int]:
 
 def rewrite(store: ObjectStore, url: str, data: bytes) -> None:
     store.client.put_object(Bucket=BUCKET, Key=url.removeprefix(f"s3://{BUCKET}/"), Body=data)
+
+
+def test_a_delta_table_in_a_store(
+    store: ObjectStore,
+    register: Register,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    for begin in (0, 20):
+        table = pa.table({"n": range(begin, begin + 20), "kind": [f"{begin} %"] * 20})
+        write_deltalake(tmp_path, table, mode="append", partition_by=["kind"])
+    DeltaTable(tmp_path).delete("n = 7")
+    url = put(store, tmp_path, "delta")
+    with pytest.raises(InvalidArgument, match=r"is a table of Delta Lake.* by format='delta'"):
+        register(url)
+    found = [one["n"] for one in all_records(register(url, format="delta"))]
+    assert sorted(found) == [n for n in range(40) if n != 7]
 
 
 def test_splits_of_a_function_are_the_objects_of_a_pattern(

@@ -11,7 +11,7 @@ from typing import Any
 
 from ....storage import other_packages
 from ...errors import FailedPrecondition, InvalidArgument
-from . import array_records, arrow_files, mds, parquet, tars, tfrecords, tokens
+from . import array_records, arrow_files, lance_tables, mds, parquet, tars, tfrecords, tokens
 from .byte_sources import RemoteFile, opened_now
 from .formats import Format
 from .manifest import FileEntry
@@ -25,6 +25,7 @@ FORMATS: dict[str, Format] = {
     "tokens": tokens.FORMAT,
     "webdataset": tars.FORMAT,
     "mds": mds.FORMAT,
+    "lance": lance_tables.FORMAT,
 }
 
 GROUP = "forebay.formats"
@@ -109,8 +110,8 @@ def require_no_table(folder: str, names: Iterable[str]) -> None:
     """Raises InvalidArgument if some of the files there may be former ones."""
     if kind := next((_TABLES[name] for name in names if name in _TABLES), None):
         raise InvalidArgument(
-            f"{folder} is a table of {kind}, whose log says which files it has now: give those, or "
-            f"{folder}/**/*.parquet for all that are there"
+            f"{folder} is a table of {kind}, whose log says which files it has now: register "
+            f"it alone, by format='delta', or {folder}/**/*.parquet for all that are there"
         )
     if "dataset_dict.json" in names:
         raise InvalidArgument(

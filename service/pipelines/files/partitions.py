@@ -67,12 +67,18 @@ def found(first: str, places: Sequence[str], partitioning: Any) -> Partitions:
             f"partitioning={partitioning!r:.100} does not fit the names of directories: "
             f"{error!s:.300}. Give another one, or None"
         ) from error
-    columns = columns_of(f"a directory of {first}", schema, {})
-    values = [
-        {one.name: _plain(one, keys.get(one.name)) for one in columns}
-        for keys in map(dataset.get_partition_keys, expressions)
-    ]
-    return Partitions({one.name: one.nodes[one.keys] for one in columns}, values)
+    keys = map(dataset.get_partition_keys, expressions)
+    return of_types(f"a directory of {first}", schema, keys)
+
+
+def of_types(named: str, schema: Any, values: Iterable[Mapping[str, Any]]) -> Partitions:
+    """Columns of Arrow's types, with each file's values. `named` is what has them, for errors.
+    Raises InvalidArgument."""
+    columns = columns_of(named, schema, {})
+    return Partitions(
+        {one.name: one.nodes[one.keys] for one in columns},
+        [{one.name: _plain(one, keys.get(one.name)) for one in columns} for keys in values],
+    )
 
 
 def _modules(path: str) -> Any:

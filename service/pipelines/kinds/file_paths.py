@@ -16,6 +16,7 @@ from ..files.manifest import FileEntry
 from ..files.stores import is_url
 from . import remote_files
 from .patterns import errors_named, expanded
+from .tables import TABLES
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -39,8 +40,8 @@ def resolved(files: Paths, named: str | None, options: dict[str, Any]) -> FilesF
     InvalidArgument, NotFound, FailedPrecondition."""
     if named is not None and named not in format_names():
         raise InvalidArgument(
-            f"format={named!r} must be one of {format_names()}, or install the package that brings "
-            "it"
+            f"format={named!r} must be one of {sorted({*format_names(), *TABLES})}, or install the "
+            "package that brings it"
         )
     given = _given(files)
     is_list = not isinstance(files, str | os.PathLike)

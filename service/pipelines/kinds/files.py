@@ -24,6 +24,7 @@ from ..files.stores import is_url, require_options
 from ..files.tokens import tokens_of
 from ..python.given_specs import structure_of_spec
 from ..python.inferred import element_spec_of, inferred
+from . import tables
 from .file_paths import Paths, require_utf8, resolved
 from .functions import (
     LOOKED_AT,
@@ -100,12 +101,19 @@ def definition(
     storage = require_options(storage_options)
     if tokens is not None:
         tokens, format = tokens_of(tokens), format or "tokens"  # noqa: A001
-    listed, places, found_format = resolved(files, format, storage)
+    if table := tables.found(files, format, storage):
+        listed, places, found_format = table.files, list[str](), table.format
+        columns = table.chosen(columns)
+    else:
+        listed, places, found_format = resolved(files, format, storage)
     options = _options(found_format, columns, fill, index_dir, missing, nulls, tokens)
     if storage:
         options["storage"] = storage
     outside = partitions.Partitions()
-    if found_format == "parquet":
+    if table:
+        options |= {"snapshot": table.snapshot}
+        outside = table.outside
+    elif found_format == "parquet":
         outside = partitions.found(listed[0].path, places, partitioning)
     elif not isinstance(partitioning, str | None):
         raise InvalidArgument(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from ....storage.thread_pool import ThreadPool
@@ -28,8 +29,7 @@ def resolved(url: str, named: str | None, options: dict[str, Any]) -> tuple[list
         return matching(url, options), _fixed(names[0])
     with errors_named(url):
         if len(names) > 1:
-            with ThreadPool(_AT_ONCE, "forebay-heads") as pool:
-                return [*pool.map(lambda one: stores.head(one, options), names)], _fixed(url)
+            return heads(names, options), _fixed(url)
         if not url.endswith("/"):
             try:
                 entry = stores.head(url, options)
@@ -40,6 +40,12 @@ def resolved(url: str, named: str | None, options: dict[str, Any]) -> tuple[list
                     return _shards(url, {}, options), os.path.dirname(url)
                 return [entry], ""
         return _below(url.rstrip("/"), named, options), url
+
+
+def heads(urls: Sequence[str], options: dict[str, Any]) -> list[FileEntry]:
+    """Raises OSError."""
+    with ThreadPool(_AT_ONCE, "forebay-heads") as pool:
+        return [*pool.map(lambda url: stores.head(url, options), urls)]
 
 
 def _fixed(pattern: str) -> str:

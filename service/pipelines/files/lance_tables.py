@@ -1,0 +1,98 @@
+"""Tables of Lance, by pylance: a file is that of a fragment, and a record one of its rows that the
+registered version of the table has not deleted."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from ....storage.extras import install
+from ...blocks import Block
+from ...errors import FailedPrecondition
+from .arrow_types import block, columns_of, cut, wanted
+from .byte_sources import ByteSource
+from .formats import LARGE_BYTES, Damaged, Facts, Format, Ints, NumberedFile, Options, dict_of
+from .row_groups import facts_of
+
+VERSION = "lance"  # in the options' "snapshot"
+
+
+def opened(path: str, version: int | None = None) -> Any:
+    """Raises FailedPrecondition without pylance, and Damaged."""
+    try:
+        import lance
+    except ImportError as error:
+        raise FailedPrecondition(
+            f"{path} is read by pylance, which is not installed here ({error}): {install('lance')}"
+        ) from error
+    try:
+        return lance.dataset(path, version=version)
+    except (ValueError, OSError) as error:
+        which = "the table" if version is None else f"version {version} of the table"
+        raise Damaged(f"{which} cannot be opened ({error!s:.300}): register it again") from error
+
+
+def file_of(path: str, fragment: Any) -> str:
+    return os.path.join(path, "data", fragment.data_files()[0].path)
+
+
+@functools.lru_cache(maxsize=4)
+def _fragments(path: str, version: int) -> tuple[Any, dict[str, tuple[Any, int]]]:
+    """The table, and its fragments by file, with the number of rows before each."""
+    table, found, before = opened(path, version), {}, 0
+    for fragment in table.get_fragments():
+        found[file_of(path, fragment)] = fragment, before
+        before += fragment.count_rows()
+    return table, found
+
+
+class LanceRows(NumberedFile):
+    """Of a fragment."""
+
+    def __init__(self, source: ByteSource, options: Options) -> None:
+        path = source.path
+        root = os.path.dirname(os.path.dirname(path))
+        self.table, fragments = _fragments(root, options["snapshot"][VERSION])
+        self._fragment, self._before = fragments[path]
+        self.rows = self._fragment.count_rows()
+        if source.size != (size := self._fragment.data_files()[0].file_size_bytes or source.size):
+            raise Damaged(f"it has {source.size} bytes, and its table says {size}: it is cut")
+        names = options.get("columns")
+        columns = columns_of(path, self.table.schema, options)
+        self.columns = columns if names is None else wanted(path, columns, options)
+        self._names = [*dict.fromkeys(one.keys[0] for one in self.columns)]
+        self._source = source
+        super().__init__(source.size / max(1, self.rows))
+
+    def read(self, first: int, stop: int) -> Iterator[Block]:
+        scanner = self._fragment.scanner(columns=self._names, offset=first, limit=stop - first)
+        for batch in scanner.to_batches():
+            for piece in cut(batch, LARGE_BYTES):
+                yield block(piece, self.columns)
+
+    def take(self, records: Ints) -> Block:
+        rows = self.table.take((self._before + records).tolist(), columns=self._names)
+        (batch,) = rows.combine_chunks().to_batches()
+        return block(batch, self.columns)
+
+    def close(self) -> None:
+        self._source.close()
+
+
+def _inspect(source: ByteSource, options: Options) -> Facts:
+    file = LanceRows(source, options)
+    if not file.rows:
+        return Facts(0, dict_of({}))
+    return facts_of(file.columns, [file.rows], file.rows)._replace(cuts=())
+
+
+FORMAT = Format(
+    suffixes=(),  # tables.py says which files a table has
+    is_it=lambda _: False,
+    inspect=_inspect,
+    open=LanceRows,
+    is_native=True,
+    takes=("columns", "fill"),
+)
