@@ -48,9 +48,9 @@ def register_files(
         of a pattern and of a directory, with those below it, are sorted; a list keeps its order. A
         directory with an
         index.json is MosaicML's MDS. What matches later is not read: register again.
-      format: "arrayrecord", "arrow", "parquet", "tfrecord", "tokens", "webdataset" or "mds"; "delta",
-        "iceberg" or "lance" of a table, which is read as of the version that it has now; or one
-        that another package brings (docs/formats.md). By default the files say. A record of
+      format: "arrayrecord", "arrow", "parquet", "tfrecord", "tokens", "webdataset" or "mds";
+        "delta", "iceberg" or "lance" of a table, which is read as of the version that it has now;
+        or one that another package brings (docs/formats.md). By default the files say. A record of
         ArrayRecord and TFRecord is bytes, of "tokens" an array, and a dict of others. "tokens" is
         Megatron's .bin with its .idx, .npy, and numbers alone.
       columns: of Parquet and Arrow ("meta.score" of a struct), MDS and WebDataset (extensions,

@@ -109,7 +109,7 @@ class TestDocuments(OurFormat):
         return str(directory / "*.bin"), found
 
 
-class TestLance(FormatContract):
+class TestLance(OurFormat):
     format = "lance"
 
     def write(self, directory: pathlib.Path, counts: Sequence[int]) -> tuple[str, list[Any]]:
@@ -171,7 +171,7 @@ def test_what_is_said_of_other_packages(
     written("parquet", files, [3])
     assert sum(register(files / "0.parquet").lengths) == 3
     install(packages, "first", GROUP, {"one": "one:FORMAT", "two": "two:FORMAT"})
-    assert "'one', 'parquet', 'tfrecord', 'two', 'web" in refusal("three")
+    assert "'one', 'parquet', 'tfrecord', 'tokens', 'two', 'web" in refusal("three")
     said = refusal("one")
     assert "format 'one': one:FORMAT of the package first cannot be loaded (ModuleNotFoundE" in said
     assert said == refusal(None)
