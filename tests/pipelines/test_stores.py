@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound
 from forebay.service.order import permuted_many
-from forebay.service.pipelines.files import byte_cache, stores
+from forebay.service.pipelines.files import byte_cache, byte_sources, stores
 from forebay.service.pipelines.files.manifest import decode
 from forebay.service.pipelines.kinds import file_inspector
 from forebay.service.pipelines.kinds.functions import listed
@@ -339,3 +339,17 @@ def test_a_cache_that_cannot_be_written(
     byte_cache.use("/proc/forebay", 1 << 30)
     assert numbers(request) == [*range(3000)]
     assert caplog.text.count("cannot be written") == 1
+
+
+def test_only_one_file_keeps_what_nobody_reads(
+    store: ObjectStore, register: Register, tmp_path: pathlib.Path
+) -> None:
+    """A reader may stop in the middle of each of many files."""
+    url = parquet(store, tmp_path, "left", files=4)
+    entries = decode(PythonDataset.FromString(register(url).python).files).files
+    files = [byte_sources.RemoteFile(entry, {}) for entry in entries]
+    for file in files:
+        file.plan([(0, file.size)])
+        assert bytes(file.read(0, 4)) == b"PAR1"
+    assert [len(file._asked) for file in files] == [0, 0, 0, 1]
+    assert bytes(files[0].read(0, 4)) == b"PAR1"

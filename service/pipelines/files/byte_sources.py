@@ -17,6 +17,7 @@ import functools
 import io
 import os
 import tempfile
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
@@ -30,7 +31,7 @@ PART_BYTES = 8 << 20
 """Of one request. Larger ranges are several."""
 
 AHEAD_BYTES = 32 << 20
-"""Asked for and not read yet, of one file."""
+"""Asked for and not read yet, of the file that a thread reads."""
 
 Range = tuple[int, int]
 """Begin and end."""
@@ -128,6 +129,10 @@ class Buffer(ByteSource):
         return self._data[start : start + size]
 
 
+_planning = threading.local()
+"""The last file that a thread has planned to read."""
+
+
 class RemoteFile(ByteSource):
     """An object of a store."""
 
@@ -176,10 +181,10 @@ class RemoteFile(ByteSource):
         return byte_cache.read(self._key, start, stop, self._fetch)
 
     def plan(self, ranges: Iterable[Range]) -> None:
-        for _, future in self._asked:
-            future.cancel()
-        self._asked.clear()
-        self._asked_bytes = 0
+        before: RemoteFile | None = getattr(_planning, "file", None)
+        _planning.file = self
+        for file in {self, before or self}:  # or each open file might keep what nobody reads
+            file._forget()
         self._planned = deque(
             (begin, min(begin + PART_BYTES, stop))
             for start, stop in ranges
@@ -187,8 +192,15 @@ class RemoteFile(ByteSource):
         )
         self._ask()
 
+    def _forget(self) -> None:
+        for _, future in self._asked:
+            future.cancel()
+        self._asked.clear()
+        self._planned.clear()
+        self._asked_bytes = 0
+
     def close(self) -> None:
-        self.plan(())
+        self._forget()
         super().close()
 
 
