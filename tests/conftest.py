@@ -51,7 +51,7 @@ LONG = (
         *("across_hosts", "after_errors", "audit_of_trainers", "beam_datasets"),
         *("coordinated_reads", "cross_trainer_cache", "crowd", "custom_ops", "dask_workers"),
         *("doctor", "failed_reads", "files", "fuzz", "given_up", "in_functions", "left_early"),
-        *("losses", "mixed", "opaque_elements", "ordered_checkpoint", "pairings"),
+        *("losses", "mixed", "object_store", "opaque_elements", "ordered_checkpoint", "pairings"),
         *("parameter_servers", "partitioned", "postgres", "preemption", "previous_version"),
         *("python_datasets", "python_members", "ray_workers", "repeat_and_zip", "saves", "shares"),
         *("static_sharding", "tf_documentation", "tfds", "trainers", "transports"),
