@@ -143,8 +143,8 @@ def python_dataset(
 
     Args:
       splits: the parts that workers share: a sequence, such as a list or a range, or another finite
-        iterable. A string is a glob pattern of files, or of objects (such as `s3://…/*.npz`), which is
-        resolved here: the function gets paths or URLs, sorted.
+        iterable. A string is a glob pattern of files, or of objects (such as `s3://…/*.npz`), which
+        is resolved here: the function gets paths or URLs, sorted.
       element_spec: of each element: a dtype, or a pair of dtype and shape, in which None is any
         size, nested as the elements: `{"image": ("uint8", (None, None, 3)), "label": "int64"}`. Or
         of `tf.TensorSpec`, or anything that has a `dtype` and a `shape`. By default it is inferred:
