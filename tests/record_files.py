@@ -26,7 +26,7 @@ from forebay.service.structure import assemble
 
 from .ordered_reads import as_bytes
 
-FORMATS = ("arrayrecord", "tfrecord", "parquet", "arrow", "webdataset", "mds")
+FORMATS = ("arrayrecord", "tfrecord", "parquet", "arrow", "webdataset", "mds", "jsonl")
 SUFFIX = {"arrayrecord": "array_record", "webdataset": "tar"}
 MDS = pathlib.Path(__file__).parent / "pipelines" / "mds"
 MDS_RECORDS = 40
@@ -244,6 +244,22 @@ def some_sequences(count: int, dtype: str = "uint16") -> list[Any]:
     return [random.integers(0, 100, random.integers(0, 9)).astype(dtype) for _ in range(count)]
 
 
+def _json_lines(path: str, rows: list[bytes]) -> list[Any]:
+    with open(path, "w", encoding="utf-8") as file:
+        for row in rows:
+            line = {"n": len(row), "f": len(row) / 7, "b": len(row) > 40, "list": [*row]}
+            file.write(json.dumps({"text": row.hex() + "ä\n", **line}) + "\n")
+    dtypes = {"n": np.int64, "f": np.float64, "b": np.bool_, "list": np.int64}
+    with open(path, encoding="utf-8") as file:
+        return [
+            {
+                name: np.array(value, dtypes[name]) if name in dtypes else value.encode()
+                for name, value in json.loads(line).items()
+            }
+            for line in file
+        ]
+
+
 def mds_records() -> list[Any]:
     random = np.random.default_rng(0)
     return [
@@ -272,4 +288,5 @@ _WAYS = {
     "parquet": _parquet,
     "arrow": _arrow,
     "webdataset": _webdataset,
+    "jsonl": _json_lines,
 }

@@ -34,6 +34,7 @@ def register_files(
     index_dir: str | os.PathLike[str] | None = None,
     storage_options: dict[str, Any] | None = None,
     tokens: dict[str, Any] | None = None,
+    count: bool = True,
     compression: str | None = "AUTO",
     dataset_id: str | None = None,
 ) -> str:
@@ -48,23 +49,25 @@ def register_files(
         of a pattern and of a directory, with those below it, are sorted; a list keeps its order. A
         directory with an
         index.json is MosaicML's MDS. What matches later is not read: register again.
-      format: "arrayrecord", "arrow", "parquet", "tfrecord", "tokens", "webdataset" or "mds";
-        "delta", "iceberg" or "lance" of a table, which is read as of the version that it has now;
-        or one that another package brings (docs/formats.md). By default the files say. A record of
-        ArrayRecord and TFRecord is bytes, of "tokens" an array, and a dict of others. "tokens" is
-        Megatron's .bin with its .idx, .npy, and numbers alone.
-      columns: of Parquet and Arrow ("meta.score" of a struct), MDS and WebDataset (extensions,
-        and "__key__"). By default all. Of WebDataset, it may be a dict of the extensions that a
+      format: "arrayrecord", "arrow", "parquet", "tfrecord", "tokens", "webdataset", "mds", "jsonl",
+        "lines"; "delta", "iceberg" or "lance" of a table, which is read as of the version that it
+        has now; or one that another package brings (docs/formats.md). By default the files say. A
+        record of ArrayRecord, TFRecord and lines is bytes, of "tokens" an array, and a dict of
+        others. "tokens" is Megatron's .bin with its .idx, .npy, and numbers alone.
+      columns: of Parquet and Arrow ("meta.score" of a struct), JSON lines, MDS and WebDataset
+        (extensions, and "__key__"). By default all. Of WebDataset, it may be a dict of the
+        extensions that a
         column may have, of which the first one that a sample has is read:
         {"image": ["jpg", "png"], "label": "cls"}.
       partitioning: which columns the names of directories have, of Parquet, as in pyarrow.parquet's
         read_table: "hive" for year=2020/…; None for no columns; a list of their names; or one of
         pyarrow.dataset. Of a directory, the names below it count, of a pattern, those from its
         first `*`, of files in a list their whole paths, and of a single file none.
-      fill: of WebDataset, bytes or text by column, of samples that have none. Of Parquet and Arrow,
-        a value by column, in the place of nulls: an int, float, bool, str or bytes. Of a column of
-        lists, it stands for nulls within the lists, and a list that is null is empty, or of a fixed
-        size full of it. Of a column in structs, the names have dots: {"meta.score": 0.0}.
+      fill: of WebDataset, bytes or text by column, of samples that have none. Of Parquet, Arrow and
+        JSON lines, a value by column, in the place of nulls, and of what a line lacks: an int,
+        float, bool, str or bytes. Of a column of lists, it stands for nulls within the lists, and a
+        list that is null is empty, or of a fixed size full of it. Of a column in structs, the names
+        have dots: {"meta.score": 0.0}.
       nulls: of Parquet and Arrow, what becomes of nulls without a `fill`. "raise": they are an
         error. "drop": rows that have one in a column that is read are no records. "mask": they are
         zero or empty, and each column has another one of its shape, `<name>.valid`, of bools.
@@ -106,10 +109,13 @@ def register_files(
       tokens: of files of tokens, what they do not say: "dtype", of numbers alone; "window", of how
         many tokens a record is, without an overlap; or "eod", the token that ends a document, which
         is a record then, with that token.
+      count: whether records are counted. False, of TFRecord, WebDataset and lines: files are not
+        read here, but for their first records. Each is a split, read from its begin, whose length
+        is learned when it is first read. Compressed files are a split each in any case.
       compression, dataset_id: as in `register_dataset`.
 
-    The dispatcher is told how many records each split has, unless `one_to_one` is False or
-    `on_error` is "skip". So an ordered read begins at any position without counting.
+    The dispatcher is told how many records each split has, unless `one_to_one` or `count` is False
+    or `on_error` is "skip". So an ordered read begins at any position without counting.
 
     Raises ValueError for what cannot be read, NotFound if no file matches, FailedPrecondition
     without the format's library, Corrupt for a damaged file, and Unavailable.
@@ -121,6 +127,6 @@ def register_files(
         element_spec=element_spec, packages=packages,
         one_to_one=one_to_one, on_error=on_error, limit=limit, shuffle_records=shuffle_records,
         seed=seed, split_records=split_records, index_dir=index_dir,
-        storage_options=storage_options, tokens=tokens,
+        storage_options=storage_options, tokens=tokens, count=count,
     )  # fmt: skip
     return registered(service, compressed_by(compression, request), dataset_id)

@@ -10,7 +10,7 @@ import pathlib
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import braceexpand
@@ -74,12 +74,13 @@ def test_nothing_is_left_beside_an_index(register: Register, tmp_path: pathlib.P
     path.write_bytes(frame(b"some"))
     index = tmp_path / "train-0.forebay-index"
 
-    def walk(source: ByteSource) -> Any:
-        index.mkdir()  # so that no file can be renamed to it
-        return tfrecords._walk(source)
+    class Blocked(tfrecords.Frames):
+        def boundaries(self, source: ByteSource) -> Iterator[int]:
+            index.mkdir()  # so that no file can be renamed to it
+            return super().boundaries(source)
 
     with pytest.raises(InvalidArgument, match=f"the index {index} cannot be written"):
-        record_index.made(opened_now(str(path), {}), {}, walk)
+        record_index.counted(opened_now(str(path), {}), {}, Blocked())
     assert {one.name for one in tmp_path.iterdir()} == {path.name, index.name}
     index.rmdir()
     (tmp_path / "train-0.0123456789abcdef.forebay-index").touch()  # as of a killed process
@@ -96,12 +97,12 @@ def test_a_file_that_changes_while_its_index_is_made(
     path.write_bytes(b"".join([ends[0], frame(b"12"), frame(b"3456"), ends[1]]))
     os.utime(path, ns=(10**18, 10**18))
 
-    def walk(source: ByteSource) -> Any:
-        found = tfrecords._walk(source)
-        path.write_bytes(b"".join([ends[0], frame(b"1234"), frame(b"56"), ends[1]]))
-        return found
+    class Overtaken(tfrecords.Frames):
+        def boundaries(self, source: ByteSource) -> Iterator[int]:
+            yield from super().boundaries(source)
+            path.write_bytes(b"".join([ends[0], frame(b"1234"), frame(b"56"), ends[1]]))
 
-    record_index.made(opened_now(str(path), {}), {}, walk)
+    record_index.counted(opened_now(str(path), {}), {}, Overtaken())
     assert count_of(register(path)) == 4
 
 

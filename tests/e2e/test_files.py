@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import pathlib
 import random
@@ -212,6 +213,39 @@ def test_records_that_are_left_out_have_no_place_in_any_epoch(
     how["job_name"] = "within"
     within = service.read(cluster.target, dataset_id, start_position=50, **how)
     assert [int(number) for number in within] == epochs[0][50:]
+
+
+def test_compressed_lines_that_nobody_counted(cluster: Cluster, tmp_path: pathlib.Path) -> None:
+    """Lengths are learned; what is broken has no place in any epoch."""
+    cluster.resize(2)
+    good = []
+    for file in range(5):
+        rows = [1000 * file + number for number in range(400 * (file % 3))]
+        lines = [b'{"n": %d, "at": %d}\n' % (row, row) for row in rows]
+        if file == 4:
+            lines[200] = b'{"n": \n'
+        good += [row for at, row in enumerate(rows) if (file, at) != (4, 200)]
+        (tmp_path / f"{file}.jsonl.gz").write_bytes(gzip.compress(b"".join(lines)))
+    dataset_id = service.register_files(cluster.target, tmp_path, count=False, on_error="skip")
+    total = len(good)
+
+    def from_position(start: int, **how: Any) -> list[int]:
+        name = f"lines-{start}-{len(how)}"
+        with service.read(
+            cluster.target, dataset_id, ordered=True, start_position=start, job_name=name, **how
+        ) as elements:
+            return [int(one["n"]) for one in elements]
+
+    assert from_position(610, shuffle=False, cycle_length=1) == good[610:]  # counts what is before
+    assert from_position(0, shuffle=False, cycle_length=1) == good
+    epochs = [from_position(start, seed=3) for start in (0, total)]
+    assert [*map(sorted, epochs)] == [good, good] and epochs[0] != epochs[1]
+    for start in (333, total - 1, total + 900):
+        assert from_position(start, seed=3) == epochs[start // total][start % total :]
+    with service.read(
+        cluster.target, dataset_id, delivery="at_least_once", bundle_splits=1, seed=1
+    ) as elements:
+        assert Counter(int(one["n"]) for one in elements) == Counter(good)
 
 
 def status(cluster: Cluster) -> list[dict[str, Any]]:

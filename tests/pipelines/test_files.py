@@ -544,14 +544,16 @@ def test_samples_of_a_tar_have_the_same_extensions(
     assert [*register(path).lengths] == [1, 1]
 
 
-def test_compressed_shards_are_refused(register: Register, tmp_path: pathlib.Path) -> None:
+def test_compression_that_cannot_be_read_is_named(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
     index = json.loads((MDS / "index.json").read_text())
-    index["shards"][1] |= {"compression": "zstd:3", "zip_data": {"basename": "x", "bytes": 1}}
+    index["shards"][1] |= {"compression": "snappy", "zip_data": {"basename": "x", "bytes": 1}}
     (tmp_path / "index.json").write_text(json.dumps(index))
-    with pytest.raises(InvalidArgument, match=r"1 compressed shards, in zstd:3, of"):
+    with pytest.raises(InvalidArgument, match=r"shards compressed by \['snappy'\]: write"):
         register(tmp_path)
     (tmp_path / "a.tfrecord").write_bytes(b"\x1f\x8b" + bytes(100))
-    with pytest.raises(Corrupt, match="has no whole header: the file is cut, damaged, compressed"):
+    with pytest.raises(Corrupt, match="has no whole header: the file is cut, damaged"):
         register(tmp_path / "a.tfrecord")
 
 

@@ -136,6 +136,37 @@ class TestLance(OurFormat):
         ]
 
 
+class TestJsonLines(OurFormat):
+    format = "jsonl"
+
+
+class TestLines(OurFormat):
+    format = "lines"
+
+    def write(self, directory: pathlib.Path, counts: Sequence[int]) -> tuple[str, list[Any]]:
+        found: list[Any] = []
+        for number, count in enumerate(counts):
+            lines = [b"%d" % line * (line % 5) for line in range(count)]
+            (directory / f"{number}.txt").write_bytes(b"".join(line + b"\n" for line in lines))
+            found += lines
+        return str(directory / "*.txt"), found
+
+    def test_files_say_of_which_format_they_are(self, written: tuple[Any, list[Any]]) -> None:
+        """Anything may be text."""
+        with pytest.raises(InvalidArgument, match="is of no format"):
+            definition(written[0])
+
+    def test_a_file_that_is_cut_is_named(self, written: tuple[Any, list[Any]]) -> None:
+        """Text has no end: a line that is cut is a shorter one, and all others are there."""
+        files, records = written
+        path = pathlib.Path(files.replace("*", "0"))
+        whole = path.read_bytes()
+        others = records[len(whole.splitlines()) :]
+        for size in (len(whole) - 1, len(whole) // 2, 5):
+            path.write_bytes(whole[:size])
+            assert self.all_of(self.register(files)) == whole[:size].splitlines() + others
+
+
 def test_all_of_ours_are_here() -> None:
     assert {one.format for one in OurFormat.__subclasses__()} == {*FORMATS}
 

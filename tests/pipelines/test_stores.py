@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import pathlib
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -184,8 +186,8 @@ def test_a_store_that_fails_now_and_then(
 def test_only_what_is_needed_is_fetched(
     store: ObjectStore, register: Register, tmp_path: pathlib.Path
 ) -> None:
-    random = np.random.default_rng(0)
-    columns = {f"c{n}": random.integers(0, 1 << 62, 40_000) for n in range(8)}
+    draws = np.random.default_rng(0)
+    columns = {f"c{n}": draws.integers(0, 1 << 62, 40_000) for n in range(8)}
     pq.write_table(pa.table(columns), tmp_path / "0.parquet", row_group_size=10_000)
     request = register(put(store, tmp_path, "columns"), columns=["c3"])
     store.proxy.forget()
@@ -194,6 +196,30 @@ def test_only_what_is_needed_is_fetched(
     about = pq.read_metadata(tmp_path / "0.parquet")
     needed = sum(about.row_group(n).column(3).total_compressed_size for n in range(4))
     assert store.proxy.sent_bytes <= 1.05 * needed + (64 << 10)  # and the footer
+
+
+def test_a_compressed_object_is_fetched_once(
+    store: ObjectStore, register: Register, tmp_path: pathlib.Path
+) -> None:
+    """Also from its middle; not counted, it is looked at only."""
+    rows = [random.Random(number).randbytes(500).hex() for number in range(40_000)]
+    data = gzip.compress("".join(f'{{"text": "{row}"}}\n' for row in rows).encode(), 1)
+    (tmp_path / "a.jsonl.gz").write_bytes(data)
+    url = put(store, tmp_path, "streams")
+    store.proxy.forget()
+    uncounted = register(url, count=False)
+    assert store.proxy.sent_bytes < 5 << 20 < len(data)
+    store.proxy.forget()
+    counted = register(url)
+    assert [*counted.lengths] == [40_000]
+    assert len(data) <= store.proxy.sent_bytes < len(data) + (5 << 20)
+    for request, start in ((uncounted, 0), (counted, 30_000)):
+        store.proxy.forget()
+        files = opened(request)
+        found = [one for block in files.blocks(0, start) for one in block.components[0].elements()]
+        files.close()
+        assert found == [row.encode() for row in rows[start:]]
+        assert store.proxy.sent_bytes < len(data) + (1 << 16)
 
 
 def test_an_object_that_was_replaced_or_deleted(

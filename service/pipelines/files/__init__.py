@@ -1,4 +1,5 @@
-"""Files of records that can be read at any place: ArrayRecord, Parquet, TFRecord, WebDataset, MDS.
+"""Files of records that can be read at any place: ArrayRecord, Parquet, TFRecord, WebDataset, MDS,
+lines. Compressed ones are read from their begin (`streams.py`).
 
 A dataset of files is a PythonDataset without splits (../python): it names the files, with their
 sizes, fingerprints and numbers of records (`manifest.py`), and a format of this package. Its splits

@@ -54,6 +54,10 @@ class ByteSource(ABC):
         """Fewer bytes only at the file's end. Raises OSError, and FailedPrecondition if it is
         another file now."""
 
+    def reaches(self, end: int) -> bool:
+        """Whether it has so many bytes; a stream, whose `size` it has at its end, reads them."""
+        return end <= self.size
+
     def plan(self, ranges: Iterable[Range]) -> None:
         """What will be read next, each byte once and in this order; it takes the place of an
         earlier plan."""
@@ -121,11 +125,11 @@ class LocalFile(ByteSource):
 class Buffer(ByteSource):
     """Bytes in memory."""
 
-    def __init__(self, entry: manifest.FileEntry, data: bytes) -> None:
+    def __init__(self, entry: manifest.FileEntry, data: bytes | memoryview) -> None:
         super().__init__(entry)
-        self._data = data
+        self._data, self.size = data, len(data)
 
-    def read(self, start: int, size: int) -> bytes:
+    def read(self, start: int, size: int) -> bytes | memoryview:
         return self._data[start : start + size]
 
 

@@ -53,6 +53,7 @@ class Facts(NamedTuple):
     warning: str = ""  # what may not be meant so
     left_out: int = 0  # records that lack a column, and do not count
     absent: Collection[str] | None = None  # columns that no record has; None: it is not known
+    packed: str = ""  # how the file is compressed, of a stream
 
 
 class RecordFile(Protocol):
@@ -84,9 +85,8 @@ class Format(NamedTuple):
     """It closes the source."""
     is_native: bool = False  # a library in C++ reads it
     by_groups: bool = False  # a record costs the reading of many around it
-    takes: tuple[
-        str, ...
-    ] = ()  # of register_files: "columns", "fill", "index_dir", "nulls", "tokens"
+    takes: tuple[str, ...] = ()
+    """Of register_files: "columns", "fill", "index_dir", "nulls", "tokens", "count"."""
     only_by_name: bool = False  # suffixes tell it only if `format` is given
 
 
@@ -108,8 +108,12 @@ class NumberedFile(ABC):
 
     def read(self, first: int, stop: int) -> Iterator[Block]:
         self.plan(first, stop)
-        for begin, end in steps(first, stop, self._record_bytes):
+        for begin, end in self.steps(first, stop):
             yield self.take(np.arange(begin, end))
+
+    def steps(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Parts of a range that are a block each."""
+        return steps(first, stop, self._record_bytes)
 
     def parts(self, records: Ints) -> Iterator[Ints]:
         return (records[at : at + PART_RECORDS] for at in range(0, len(records), PART_RECORDS))
@@ -149,10 +153,10 @@ def read_at(source: ByteSource, start: int, size: int) -> bytes | memoryview:
     """Raises Damaged if the file ends before."""
     if size < 0:
         raise Damaged(f"it has {size} bytes from byte {start} on: what says so is wrong")
-    there = min(size, source.size - start)
-    data = source.read(start, size) if there == size else b""
+    data = source.read(start, size) if size <= source.size - start else b""
     if len(data) < size:  # also if it was cut since
-        raise Damaged(f"the file ends {size - (len(data) or there)} bytes before it")
+        there = len(data) or min(size, source.size - start)  # a stream knows its size at its end
+        raise Damaged(f"the file ends {size - there} bytes before it")
     return data
 
 

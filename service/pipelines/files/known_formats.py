@@ -11,11 +11,12 @@ from typing import Any
 
 from ....storage import other_packages
 from ...errors import FailedPrecondition, InvalidArgument
-from . import array_records, arrow_files, lance_tables, mds, parquet, tars, tfrecords, tokens
+from . import array_records, arrow_files, lance_tables, lines, mds, parquet, tars, tfrecords, tokens
 from .byte_sources import RemoteFile, opened_now
-from .formats import Format
+from .formats import Damaged, Format
 from .manifest import FileEntry
 from .stores import is_url
+from .streams import UnpackedFile, compression
 
 FORMATS: dict[str, Format] = {
     "arrayrecord": array_records.FORMAT,
@@ -26,6 +27,8 @@ FORMATS: dict[str, Format] = {
     "webdataset": tars.FORMAT,
     "mds": mds.FORMAT,
     "lance": lance_tables.FORMAT,
+    "jsonl": lines.JSON_FORMAT,
+    "lines": lines.LINES_FORMAT,
 }
 
 GROUP = "forebay.formats"
@@ -84,11 +87,15 @@ def guessed(entry: FileEntry, options: dict[str, Any]) -> str | None:
     with contextlib.closing(
         RemoteFile(entry, options) if is_url(path) else opened_now(path, {})
     ) as file:
-        begin = bytes(file.read(0, 512))
+        begins = [bytes(file.read(0, 512))]
+        if kind := compression(begins[0]):
+            with contextlib.suppress(Damaged):  # it may be something else
+                begins.append(UnpackedFile(file, kind).read(0, 512))
     formats = _all()
-    for name, format_ in formats.items():
-        if format_.is_it(begin):
-            return name
+    for begin in begins:
+        for name, format_ in formats.items():
+            if format_.is_it(begin):
+                return name
     named = {name: one.suffixes for name, one in formats.items() if not one.only_by_name}
     return next((name for name, suffixes in named.items() if ends_in(path, suffixes)), None)
 
@@ -121,10 +128,12 @@ def require_no_table(folder: str, names: Iterable[str]) -> None:
 
 
 def ends_in(name: str, suffixes: tuple[str, ...]) -> bool:
-    """Also of a shard: data.tfrecord-00003-of-00010. Not caches of Hugging Face's datasets."""
+    """Also of a shard, data.tfrecord-00003-of-00010, and if it is compressed. Not caches of Hugging
+    Face's datasets."""
     if re.search(r"(^|/)cache-[^/]*\.arrow$", name):
         return False
-    return re.sub(r"-\d+-of-\d+$", "", name.lower()).endswith(suffixes)
+    packed = r"(\.(gz|zstd?))?"
+    return re.sub(rf"{packed}(-\d+-of-\d+)?{packed}$", "", name.lower()).endswith(suffixes)
 
 
 def _below(folder: str, suffixes: tuple[str, ...], seen: set[tuple[int, int]]) -> Iterator[str]:

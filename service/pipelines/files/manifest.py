@@ -37,6 +37,9 @@ class FileEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     cuts: list[int] = []
     """Before which records its groups begin, where rows of these are left out."""
 
+    packed: str | None = None
+    """How it is compressed, if it is read as a stream (streams.py); None: nobody has looked."""
+
     def __str__(self) -> str:
         what = "" if " " in self.fingerprint else "fingerprint "
         return f"{self.size} bytes with {what}{self.fingerprint}"
@@ -53,6 +56,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     shuffled: bool = False
     seed: int = 0  # of the shuffle, where a read has none
     options: dict[str, Any] = {}  # of the format
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it is known how many records files have."""
+        return self.options.get("count") is not False
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)

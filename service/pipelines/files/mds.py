@@ -1,4 +1,5 @@
-"""Shards of MosaicML's MDS, uncompressed, in the layout of mosaicml-streaming 0.13.
+"""Shards of MosaicML's MDS, in the layout of mosaicml-streaming 0.13. Compressed ones are
+decompressed in memory as a whole.
 
 A shard begins with the number of its samples and where each begins (u32), and says its columns in
 JSON behind that. A sample has the sizes (u32) of the columns that have no fixed one, and then all
@@ -22,7 +23,7 @@ import numpy as np
 from ...block_limits import MAX_RANK
 from ...blocks import Array, Block, Component
 from ...errors import ForebayError, InvalidArgument
-from .byte_sources import ByteSource, opened_now
+from .byte_sources import Buffer, ByteSource, opened_now
 from .formats import (
     TEXT,
     WRONG,
@@ -40,8 +41,12 @@ from .formats import (
     read_at,
     texts,
 )
+from .streams import UnpackedFile, compression
 
 INDEX = "index.json"
+
+MOST_SHARD_BYTES = 4 << 30
+"""That a compressed shard has, decompressed."""
 
 MOST_HEADER_BYTES, MOST_INDEX_BYTES = 16 << 20, 256 << 20
 """Of JSON, in a shard and in an index. Parsed, it is several times as large."""
@@ -59,7 +64,7 @@ _DTYPES = {
 
 _ABOUT_COLUMNS = ("names", "encodings", "sizes")
 
-_BAD = "cut, damaged or compressed. Write it again without compression, or leave it out"
+_BAD = "cut or damaged. Write it again, or leave it out"
 
 
 class MdsColumn(NamedTuple):
@@ -108,7 +113,18 @@ def _wrong_means_damaged() -> Iterator[None]:
 class MdsShard(NumberedFile):
     def __init__(self, source: ByteSource, options: Options) -> None:
         """Raises Damaged, InvalidArgument and OSError."""
-        self._source = source
+        self._opened, packed, self.held_bytes = source, source.entry.packed, 0
+        if packed is None:
+            is_plain = source.path.endswith(".mds")  # its number of samples may look otherwise
+            packed = "" if is_plain else compression(bytes(source.read(0, 4)))
+        if packed:
+            stream = UnpackedFile(source, packed)
+            stream.kept_from = 0
+            if stream.reaches(MOST_SHARD_BYTES + 1):
+                raise Damaged(f"it decompresses to more than {MOST_SHARD_BYTES} bytes: split it")
+            source = Buffer(source.entry, stream.read(0, stream.size))
+            self.held_bytes = source.size
+        self._source, self._packed = source, packed
         with _wrong_means_damaged():
             begin, size = self._read_header(source.path, options)
         super().__init__((size - begin) / max(1, self.samples))
@@ -190,10 +206,15 @@ class MdsShard(NumberedFile):
         """Raises Damaged."""
         columns = [self.columns[number] for number in self._wanted]
         with _wrong_means_damaged():
-            return Facts(self.samples, dict_of({one.name: self.node(one) for one in columns}))
+            return Facts(
+                self.samples,
+                dict_of({one.name: self.node(one) for one in columns}),
+                cuts=(0, self.samples) if self._packed else (),
+                packed=self._packed,
+            )
 
     def close(self) -> None:
-        self._source.close()
+        self._opened.close()
 
 
 def _component(column: MdsColumn, values: Sequence[bytes]) -> Component:
@@ -243,18 +264,19 @@ def shards_of(index: str, options: Options | None = None) -> list[str]:
             )
         try:
             shards = json.loads(bytes(file.read(0, file.size)))["shards"]
-            packed = [shard for shard in shards if shard["zip_data"] or shard["compression"]]
             kinds = {(shard["format"], shard["version"]) for shard in shards}
-            names = [os.path.normpath(shard["raw_data"]["basename"]) for shard in shards]
+            packed = {str(shard["compression"] or "").partition(":")[0] for shard in shards}
+            there = [shard["zip_data"] or shard["raw_data"] for shard in shards]
+            names = [os.path.normpath(shard["basename"]) for shard in there]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InvalidArgument(
                 f"{index} is no index of MDS shards ({error!r:.100}): give `format`, if its "
                 "directory has files of another one"
             ) from error
-    if packed:
+    if others := packed - {"", "gz", "zstd"}:
         raise InvalidArgument(
-            f"{index} has {len(packed)} compressed shards, in {packed[0]['compression']}, of which "
-            "no sample can be read alone: write them with compression=None"
+            f"{index} has shards compressed by {sorted(others)}: write them with "
+            "compression='zstd', 'gz' or None"
         )
     if kinds - {("mds", 2)}:
         raise InvalidArgument(f"{index} has shards of {sorted(kinds)}: write MDS, version 2")

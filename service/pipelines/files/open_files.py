@@ -7,6 +7,8 @@ import errno
 import os
 from collections import OrderedDict
 
+import numpy as np
+
 from ....storage.errors import Corrupt
 from ...errors import FailedPrecondition
 from . import byte_sources, manifest
@@ -17,6 +19,9 @@ from .partitions import Partitioned
 MOST_OPEN = 4096
 """Files that are open at a time, if the process may have so many descriptors. To open one anew for
 each few records took ten times as long as to read them."""
+
+MOST_HELD_BYTES = 1 << 30
+"""That open files have in memory: compressed shards of MDS."""
 
 OTHER_DESCRIPTORS = 256
 """For what else the process has open. A file costs two descriptors, if it has an index."""
@@ -62,12 +67,14 @@ class OpenFiles:
             return self._open[number]
         self.close_all_but(self._most - 1)
         file = self._open[number] = self._opened(self._manifest.files[number])
+        held = [getattr(one, "held_bytes", 0) for one in self._open.values()]
+        self.close_all_but(max(1, sum(np.cumsum(held[::-1]) <= MOST_HELD_BYTES)))
         return file
 
     def _opened(self, entry: manifest.FileEntry) -> RecordFile:
         """Raises FailedPrecondition, Corrupt."""
         try:
-            options = self._manifest.options
+            options = self._manifest.options | {"structure": self._manifest.structure}
             source = byte_sources.opened(entry, options.get("storage", {}))
             try:
                 file = self.format.open(source, options)

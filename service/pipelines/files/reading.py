@@ -124,7 +124,7 @@ class FileRecords:
         """The next call begins at a record of its split from which on `start` can be reached;
         returns its number there."""
         start = min(max(0, start), self.count(split))
-        if self._skips or self._varies:
+        if self._skips or self._varies or not self._manifest.is_counted:
             start = 0
         if self.batched:
             return start - start % BATCH

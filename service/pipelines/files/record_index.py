@@ -13,11 +13,13 @@ where it maps a file that somebody else truncates. Little-endian:
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import struct
 from array import array
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from google_crc32c import Checksum
@@ -26,21 +28,24 @@ from google_crc32c import value as crc32c
 from ...errors import FailedPrecondition, InvalidArgument
 from . import stores
 from .byte_sources import Buffer, ByteSource, opened_now
-from .formats import Damaged, Ints, Options, pieces, read_at
+from .formats import Damaged, Facts, Ints, Node, NumberedFile, Options, pieces, read_at, steps
 from .manifest import FileEntry
+from .streams import SAMPLE_RECORDS, UNCOUNTED, StreamedFile, UnpackedFile, Walk, unpacked
 
 SUFFIX = ".forebay-index"
 _HEAD = struct.Struct("<8s8sQQII")
 _MAGIC = b"FBINDEX2"
 _CHUNK = 1 << 20  # bytes whose checksum is computed at a time
 
-Walk = Callable[[ByteSource], tuple["array[int]", bytes]]
+
+Walked = Callable[[ByteSource], tuple["array[int]", bytes]]
 """The offsets of a file, and what its format says of the records. Raises Damaged."""
 
 
 def path_of(path: str, options: Options) -> str:
     """Of the index of the file at `path`. Either may be a URL."""
     directory, tokens = options.get("index_dir"), options.get("tokens", {})
+    path += options.get("index", "")  # of a format whose records are others
     if "eod" in tokens:  # other ends are another index
         path += f".{tokens.get('dtype', '')}-{tokens['eod']}"
     if directory is None:
@@ -108,22 +113,73 @@ class IndexedFile:
         """Raises Damaged, FailedPrecondition."""
         return pieces(self._source, self.index.offsets, records)
 
+    def steps(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
+        return steps(first, stop, self.record_bytes)
+
     def plan(self, first: int, stop: int) -> None:
         """These records will be read."""
         (begin,), (end,) = (self.index.offsets(at, at + 1) for at in (first, stop))
         self._source.plan([(begin, end)])
+
+    def said(self) -> bytes:
+        return self.index.said()
+
+    def close_index(self) -> None:
+        self.index.close()
 
     def close(self) -> None:
         self.index.close()
         self._source.close()
 
 
+def opened(source: ByteSource, options: Options, walk: Walk) -> IndexedFile | StreamedFile:
+    """Of a source that is `unpacked`. Raises Damaged, OSError."""
+    if isinstance(source, UnpackedFile):
+        return StreamedFile(source, walk)
+    return IndexedFile(source, options)
+
+
+class FileOfRecords(NumberedFile):
+    """A file whose records are found by an index, or as a stream has them."""
+
+    def __init__(self, source: ByteSource, options: Options, walk: Walk) -> None:
+        self._file = opened(unpacked(source, options, walk), options, walk)
+        super().__init__(self._file.record_bytes)
+
+    def steps(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
+        return self._file.steps(first, stop)
+
+    def plan(self, first: int, stop: int) -> None:
+        self._file.plan(first, stop)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def facts(source: ByteSource, records: int, structure: Node, **more: Any) -> Facts:
+    """Of a source that is `unpacked`; a stream is one split."""
+    if isinstance(source, UnpackedFile):
+        more |= {"cuts": (0, records), "packed": source.kind}
+    return Facts(records, structure, **more)
+
+
+def counted(source: ByteSource, options: Options, walk: Walk) -> tuple[int, bytes]:
+    """As `made`, of a source that is `unpacked`: a stream has no index."""
+    if options.get("count") is False:
+        some = sum(1 for _ in itertools.islice(walk.boundaries(source), SAMPLE_RECORDS + 1))
+        return UNCOUNTED if some > 1 else 0, walk.said()
+    if isinstance(source, UnpackedFile):
+        return sum(1 for _ in walk.boundaries(source)) - 1, walk.said()
+    found = lambda of: (array("Q", walk.boundaries(of)), walk.said())  # noqa: E731
+    return made(source, options, found, says=walk.says)
+
+
 def made(
-    source: ByteSource, options: Options, walk: Walk, *, says: bool = False
+    source: ByteSource, options: Options, walk: Walked, *, says: bool | None = False
 ) -> tuple[int, bytes]:
-    """How many records there are, and what the format `says`, by the index that is there or by one
-    that `walk` makes. Raises what `walk` raises, OSError, and InvalidArgument if no index can be
-    written."""
+    """How many records there are, and what the format `says` (None: it may), by the index that is
+    there or by one that `walk` makes. Raises what `walk` raises, OSError, and InvalidArgument if no
+    index can be written."""
     index, head = path_of(source.path, options), _head(source.entry)
     changed_ns = source.changed_ns
     there = b""
@@ -131,7 +187,7 @@ def made(
         with contextlib.closing(found):
             there = found.said()
         of_it = changed_ns is None or os.stat(index).st_mtime_ns == changed_ns
-        if bool(there) == says and of_it:
+        if says in (None, bool(there)) and of_it:
             return found.records, there
     source.plan([(0, source.size)])
     offsets, said = walk(source)

@@ -15,8 +15,8 @@ from ...blocks import Block, Strings, merged, part
 from ...errors import ForebayError, PipelineError
 from ...order import permuted_many
 from ...structure import leaves
-from .damage import Damage, damage
-from .formats import LARGE_BYTES, Ints, steps
+from .damage import MOST_TRIES, Damage, damage
+from .formats import LARGE_BYTES, PART_RECORDS, Ints, steps
 from .manifest import Manifest
 from .open_files import OpenFiles
 
@@ -36,6 +36,7 @@ class RecordRanges:
 
     def __init__(self, manifest: Manifest, may_leave_out: MayLeaveOut) -> None:
         self._manifest, self._may_leave_out = manifest, may_leave_out
+        self._is_counted = manifest.is_counted
         self._fields: list[tuple[str, str, int]] = []  # of components
         for path, node in leaves(self._manifest.structure):
             splits = node.get("ragged_rank", 0)
@@ -79,7 +80,10 @@ class RecordRanges:
             except ForebayError:
                 raise
             except Exception as error:  # noqa: BLE001 - a library's reader may raise anything
-                found = self._damage(number, np.arange(first, stop), error)
+                if isinstance(error, StopIteration) and not self._is_counted:
+                    return
+                most = stop if self._is_counted else first + MOST_TRIES * PART_RECORDS
+                found = self._damage(number, np.arange(first, min(stop, most)), error)
                 yield from self._read(number, first, int(found.records.min()))
                 first = int(found.records.max()) + 1
                 blocks = self.files[number].read(first, stop)
@@ -130,13 +134,14 @@ class RecordRanges:
     def _damage(self, number: int, records: Ints, error: Exception) -> Damage:
         """Records that are left out, as they cannot be read. Raises ForebayError if they may not
         be, which names the first one."""
-        path, file = self._manifest.files[number].path, self.files.pop(number)
+        path, file = self._manifest.files[number].path, self.files[number]
         try:
             found = damage(path, file, records, error, by_groups=self.files.format.by_groups)
             if found.whole and self._may_leave_out(number, *found.whole, found.why):
                 return found
         finally:
-            file.close()  # a library may give nothing more of it
+            if self.files.format.is_native:  # it may give nothing more of it
+                self.files.pop(number).close()
         raise found.fault from error
 
     def _require_registered(self, number: int, block: Block) -> None:

@@ -1,4 +1,4 @@
-"""WebDataset's tar files, uncompressed: members whose names differ in extensions are a sample.
+"""WebDataset's tar files, also compressed: members whose names differ in extensions are a sample.
 
 A sample is a dict of bytes: a key for each extension, in lower case, and "__key__", the name before
 the first dot of the file's name. A column may be the first of several extensions that a sample has.
@@ -31,12 +31,12 @@ from .formats import (
     Facts,
     Format,
     Ints,
-    NumberedFile,
     Options,
     dict_of,
     few,
     texts,
 )
+from .streams import UnpackedFile, Walk, unpacked
 
 KEY = "__key__"
 _OF_A_SAMPLE = {KEY, "__url__"}
@@ -119,11 +119,17 @@ def sources(columns: Sequence[str] | Mapping[str, Sequence[str]]) -> dict[str, S
 
 def _inspect(source: ByteSource, options: Options) -> Facts:
     """Raises InvalidArgument for columns that samples lack."""
-    path = source.path
-    records, said = record_index.made(source, options, _walk, says=True)
+    path, walk = source.path, _Grouping(source.path)
+    source = unpacked(source, options, walk)
+    if "whole" in options and isinstance(source, UnpackedFile):
+        raise InvalidArgument(
+            f"{path} is read as a stream, and missing='skip' needs an index of it: give `fill`, "
+            "or write it uncompressed, and leave `count` out"
+        )
+    records, said = record_index.counted(source, options, walk)
     if not records:
         return Facts(0, dict_of({}))
-    samples = _kinds(said, records)
+    samples = _kinds(said, records if options.get("count", True) else walk.samples)
     there = {KEY, *(name for kind in samples.kinds for name in kind.names())}
     columns = sources(options.get("columns") or options.get("whole") or sorted(there))
     fill = options.get("fill") or {}
@@ -139,7 +145,8 @@ def _inspect(source: ByteSource, options: Options) -> Facts:
             left_out += kind.samples
         elif lack is not None:
             _refuse(source, options, samples.kinds, kind, columns[lack])
-    return Facts(
+    return record_index.facts(
+        source,
         records - left_out,
         dict_of(dict.fromkeys(columns, TEXT)),
         warning=_warning(source, options, records, samples),
@@ -187,32 +194,39 @@ def _warning(source: ByteSource, options: Options, records: int, samples: Sample
 
 def _key(source: ByteSource, options: Options, number: int) -> str:
     """Of a sample."""
-    file = record_index.IndexedFile(source, options)
-    with contextlib.closing(file.index):
+    file = record_index.opened(source, options, _Grouping(source.path))
+    with contextlib.ExitStack() as closing:
+        closing.callback(file.close_index)
         ((key, _),) = _samples(file.pieces(np.array([number])))
     return key
 
 
-class _Grouping:
+class _Grouping(Walk):
     """Groups members to samples."""
+
+    says = True
 
     def __init__(self, path: str) -> None:
         self._path = path
+
+    def _begin(self) -> None:
         self._kinds: dict[tuple[str, ...], SampleKind] = {}
         self._of_keys: dict[str, SampleKind] = {}
         self._of_each = array("H")
         self._numbers: dict[tuple[str, ...], int] = {}  # of kinds
         self._key: str | None = None
         self._extensions: set[str] = set()
-        self.offsets = array("Q")
-        self.left_out = 0
+        self._left_out = 0
 
-    def add(self, key: str, extension: str, begin: int) -> None:
-        """A member, which begins there. Raises InvalidArgument."""
-        if key != self._key:
-            self.end()
+    @property
+    def samples(self) -> int:
+        return len(self._of_each)
+
+    def _add(self, key: str, extension: str) -> bool:
+        """Whether a member begins a sample. Raises InvalidArgument."""
+        if is_first := key != self._key:
+            self._end()
             self._key, self._extensions = key, set()
-            self.offsets.append(begin)
         if extension in self._extensions:
             raise InvalidArgument(
                 f"{self._path}: sample {key!r:.100} has two members of one extension, "
@@ -229,8 +243,9 @@ class _Grouping:
                 f"{self._path}: sample {key!r:.100} has more than {MAX_COMPONENTS} members, such "
                 f"as {few(sorted(self._extensions))}, and no element has so many tensors. {_ADVICE}"
             )
+        return is_first
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """Of a sample. Raises InvalidArgument for members that are not sorted."""
         if self._key is None:
             return
@@ -242,7 +257,7 @@ class _Grouping:
                     f"{self._path} has samples of more than {MOST_KINDS} different sets of "
                     f"extensions, such as {few(extensions)}. {_ADVICE}"
                 )
-            kind = SampleKind([*map(os.fsencode, extensions)], len(self.offsets) - 1)
+            kind = SampleKind([*map(os.fsencode, extensions)], self.samples)
             self._numbers[extensions] = len(self._kinds)
             self._kinds[extensions] = kind
         kind.samples += 1
@@ -254,55 +269,55 @@ class _Grouping:
                 "does"
             )
 
+    def boundaries(self, source: ByteSource) -> Iterator[int]:
+        """Raises Damaged for a cut file, and InvalidArgument for members that make no samples."""
+        self._begin()
+        path, end = self._path, 0
+        try:
+            with (
+                source.file() as file,
+                _Archive.open(fileobj=file, mode="r:") as tar,
+            ):
+                for member in _members(tar):
+                    if member.issparse():
+                        raise InvalidArgument(
+                            f"{path}: member {member.name!r} is sparse, so its bytes are not in "
+                            "one piece: write the file again without --sparse"
+                        )
+                    begin, end = end, member.offset_data + -(-member.size // 512) * 512
+                    if not source.reaches(end):
+                        raise Damaged(
+                            f"its member {member.name!r} is cut: it ends at byte {end}, and the "
+                            f"file at {source.size}. Write it again, or leave it out"
+                        )
+                    if (named := _named(member)) is not None:
+                        if self._add(*named):
+                            yield begin
+                    elif not member.isdir():
+                        self._left_out += _is_hidden_or_link(member.name)
+                self._end()
+            if bytes(source.read(end, 512)).strip(b"\0"):  # tarfile takes it for the end
+                raise tarfile.ReadError("no header of a member")
+            at = end
+            while window := bytes(source.read(at, _WINDOW_BYTES)):
+                at += len(window)
+                if window.strip(b"\0"):
+                    raise Damaged(
+                        f"it goes on behind the end of the archive, byte {end}, perhaps with "
+                        "another archive: write each into a file of its own"
+                    )
+        except (Damaged, InvalidArgument):
+            raise
+        except (tarfile.TarError, *WRONG) as error:
+            raise Damaged(
+                f"behind byte {end} it is no tar file ({error}): it is cut or damaged. Write it "
+                "again, or leave it out"
+            ) from error
+        yield end
+
     def said(self) -> bytes:
         of_each = self._of_each.tobytes() if len(self._kinds) > 1 else b""
-        return msgspec.msgpack.encode(SampleKinds([*self._kinds.values()], of_each, self.left_out))
-
-
-def _walk(source: ByteSource) -> tuple[array[int], bytes]:
-    """Where samples begin, and which there are. Raises Damaged for a cut file, and InvalidArgument
-    for members that make no samples."""
-    path, size, end = source.path, source.size, 0
-    found = _Grouping(path)
-    try:
-        with (
-            source.file() as file,
-            _Archive.open(fileobj=file, mode="r:") as tar,
-        ):
-            for member in _members(tar):
-                if member.issparse():
-                    raise InvalidArgument(
-                        f"{path}: member {member.name!r} is sparse, so its bytes are not in one "
-                        "piece: write the file again without --sparse"
-                    )
-                begin, end = end, member.offset_data + -(-member.size // 512) * 512
-                if end > size:
-                    raise Damaged(
-                        f"its member {member.name!r} is cut: it ends at byte {end}, and the file "
-                        f"at {size}. Write it again, or leave it out"
-                    )
-                if (named := _named(member)) is not None:
-                    found.add(*named, begin)
-                elif not member.isdir():
-                    found.left_out += _is_hidden_or_link(member.name)
-            found.end()
-        if bytes(source.read(end, 512)).strip(b"\0"):  # tarfile takes it for the end
-            raise tarfile.ReadError("no header of a member")
-        for at in range(end, size, _WINDOW_BYTES):
-            if bytes(source.read(at, _WINDOW_BYTES)).strip(b"\0"):
-                raise Damaged(
-                    f"it goes on behind the end of the archive, byte {end}, perhaps with another "
-                    "archive: write each into a file of its own"
-                )
-    except (Damaged, InvalidArgument):
-        raise
-    except (tarfile.TarError, *WRONG) as error:
-        raise Damaged(
-            f"behind byte {end} it is no tar file ({error}): it is cut, damaged or compressed. "
-            "Write it again uncompressed, or leave it out"
-        ) from error
-    found.offsets.append(end)
-    return found.offsets, found.said()
+        return msgspec.msgpack.encode(SampleKinds([*self._kinds.values()], of_each, self._left_out))
 
 
 class _Member(tarfile.TarInfo):
@@ -403,7 +418,7 @@ def _samples(parts: Iterator[bytes | memoryview]) -> Iterator[tuple[str, dict[st
         yield key, sample
 
 
-class TarShard(NumberedFile):
+class TarShard(record_index.FileOfRecords):
     def __init__(self, source: ByteSource, options: Options) -> None:
         self._columns = sources(options.get("whole") or options["columns"])
         self._samples: Ints | None = None  # the records, if some samples are left out
@@ -411,10 +426,9 @@ class TarShard(NumberedFile):
             name: value.encode() if isinstance(value, str) else value
             for name, value in (options.get("fill") or {}).items()
         }
-        self._file = record_index.IndexedFile(source, options)
-        super().__init__(self._file.record_bytes)
-        if "whole" in options:
-            self._leave_out_lacking(_kinds(self._file.index.said(), self._file.index.records))
+        super().__init__(source, options, _Grouping(source.path))
+        if isinstance(self._file, record_index.IndexedFile) and "whole" in options:
+            self._leave_out_lacking(_kinds(self._file.said(), self._file.index.records))
 
     def _leave_out_lacking(self, samples: SampleKinds) -> None:
         whole = [lack is None for lack in samples.lacking(self._columns, self._fill)]
@@ -429,7 +443,10 @@ class TarShard(NumberedFile):
             for name, extensions in self._columns.items():
                 found = next((one for one in extensions if one in sample), None)
                 if found is None and name not in self._fill:
-                    raise Damaged(f"it lacks {few(extensions)}: the header of a member is damaged")
+                    raise Damaged(
+                        f"it lacks {few(extensions)}, which others have, or the header of a member "
+                        "is damaged"
+                    )
                 columns[name].append(self._fill[name] if found is None else sample[found])
         return Block(len(records), tuple(map(texts, columns.values())))
 
@@ -438,14 +455,11 @@ class TarShard(NumberedFile):
             first, stop = int(self._samples[first]), int(self._samples[stop - 1]) + 1
         self._file.plan(first, stop)
 
-    def close(self) -> None:
-        self._file.close()
-
 
 FORMAT = Format(
-    suffixes=(".tar",),
+    suffixes=(".tar", ".tgz"),
     is_it=lambda begin: begin[257:262] == b"ustar",
     inspect=_inspect,
     open=TarShard,
-    takes=("columns", "fill", "index_dir"),
+    takes=("columns", "fill", "index_dir", "count"),
 )

@@ -1,61 +1,68 @@
-"""TFRecord files: a record is bytes. Each has a header and a footer, with checksums, which are
-checked (storage/tfrecord.py). Where records begin is in an index (record_index.py).
+"""TFRecord files, also compressed as TensorFlow does: a record is bytes. Each has a header and a
+footer, with checksums, which are checked (storage/tfrecord.py). Where records begin is in an index
+(record_index.py).
 """
 
 from __future__ import annotations
 
-from array import array
+from collections.abc import Iterator
 
 from ....storage.tfrecord import FRAME_BYTES, HEADER_BYTES, data_length, masked_crc
 from ...blocks import Block
 from . import record_index
 from .byte_sources import ByteSource
-from .formats import TEXT, Damaged, Facts, Format, Ints, NumberedFile, Options, texts
+from .formats import TEXT, Damaged, Facts, Format, Ints, Options, texts
+from .streams import Walk, unpacked
 
 _WINDOW_BYTES = 64 << 10
 _MAX_KNOWN = 1 << 12
 
 
 def _inspect(source: ByteSource, options: Options) -> Facts:
-    records, _ = record_index.made(source, options, _walk)
-    return Facts(records, TEXT)
+    walk = Frames()
+    source = unpacked(source, options, walk)
+    records, _ = record_index.counted(source, options, walk)
+    return record_index.facts(source, records, TEXT)
 
 
-def _walk(source: ByteSource) -> tuple[array[int], bytes]:
-    """Reads headers only, where records are large."""
-    offsets, at, size = array("Q", [0]), 0, source.size
-    lengths: dict[bytes, int] = {}  # by correct headers
-    window, begin = b"", 0
-    while at < size:
-        header = window[at - begin : at - begin + HEADER_BYTES]
-        if len(header) < HEADER_BYTES:
-            window, begin = bytes(source.read(at, _WINDOW_BYTES)), at
-            header = window[:HEADER_BYTES]
-        if (length := lengths.get(header)) is None:
-            if len(lengths) >= _MAX_KNOWN:
-                lengths.clear()
-            if (found := data_length(header)) is None:
+class Frames(Walk):
+    def is_plain(self, begin: bytes) -> bool:
+        return data_length(begin) is not None
+
+    def boundaries(self, source: ByteSource) -> Iterator[int]:
+        """Reads headers only, where records are large."""
+        at, record = 0, 0
+        lengths: dict[bytes, int] = {}  # by correct headers
+        window, begin = b"", 0
+        yield 0
+        while source.reaches(at + 1):
+            header = window[at - begin : at - begin + HEADER_BYTES]
+            if len(header) < HEADER_BYTES:
+                window, begin = bytes(source.read(at, _WINDOW_BYTES)), at
+                header = window[:HEADER_BYTES]
+            if (length := lengths.get(header)) is None:
+                if len(lengths) >= _MAX_KNOWN:
+                    lengths.clear()
+                if (found := data_length(header)) is None:
+                    raise Damaged(
+                        f"record {record}, at byte {at}, has no whole header: the file is cut, "
+                        "damaged, or no TFRecord file. Write it again, or leave it out"
+                    )
+                length = lengths[header] = found
+            end = at + FRAME_BYTES + length
+            if not source.reaches(end):
                 raise Damaged(
-                    f"record {len(offsets) - 1}, at byte {at}, has no whole header: the file is "
-                    "cut, damaged, compressed, or no TFRecord file. Write it again uncompressed, "
-                    "or leave it out"
+                    f"record {record}, at byte {at}, is cut: it has {length} bytes, and the file "
+                    f"ends {end - source.size} bytes before its end. Write it again, or truncate "
+                    f"it to {at} bytes"
                 )
-            length = lengths[header] = found
-        at += FRAME_BYTES + length
-        if at > size:
-            raise Damaged(
-                f"record {len(offsets) - 1}, at byte {offsets[-1]}, is cut: it has {length} bytes, "
-                f"and the file ends {at - size} bytes before its end. Write it again, or truncate "
-                f"it to {offsets[-1]} bytes"
-            )
-        offsets.append(at)
-    return offsets, b""
+            at, record = end, record + 1
+            yield at
 
 
-class TFRecordFile(NumberedFile):
+class TFRecordFile(record_index.FileOfRecords):
     def __init__(self, source: ByteSource, options: Options) -> None:
-        self._file = record_index.IndexedFile(source, options)
-        super().__init__(self._file.record_bytes)
+        super().__init__(source, options, Frames())
 
     def take(self, records: Ints) -> Block:
         found = []
@@ -72,17 +79,11 @@ class TFRecordFile(NumberedFile):
             found.append(data)
         return Block(len(found), (texts(found),))
 
-    def plan(self, first: int, stop: int) -> None:
-        self._file.plan(first, stop)
-
-    def close(self) -> None:
-        self._file.close()
-
 
 FORMAT = Format(
     suffixes=(".tfrecord", ".tfrecords"),
     is_it=lambda begin: data_length(begin) is not None,
     inspect=_inspect,
     open=TFRecordFile,
-    takes=("index_dir",),
+    takes=("index_dir", "count"),
 )

@@ -21,6 +21,7 @@ from ..files.known_formats import FORMATS, format_of, package_of
 from ..files.manifest import Manifest
 from ..files.reading import FileRecords
 from ..files.stores import is_url, require_options
+from ..files.streams import UNCOUNTED
 from ..files.tokens import tokens_of
 from ..python.given_specs import structure_of_spec
 from ..python.inferred import element_spec_of, inferred
@@ -70,6 +71,7 @@ def definition(
     index_dir: str | os.PathLike[str] | None = None,
     storage_options: dict[str, Any] | None = None,
     tokens: dict[str, Any] | None = None,
+    count: bool = True,
 ) -> pb.RegisterDatasetRequest:
     """What is registered of files of records. Arguments and errors are those of `register_files`
     (client/files.py)."""
@@ -106,7 +108,7 @@ def definition(
         columns = table.chosen(columns)
     else:
         listed, places, found_format = resolved(files, format, storage)
-    options = _options(found_format, columns, fill, index_dir, missing, nulls, tokens)
+    options = _options(found_format, columns, fill, index_dir, missing, nulls, tokens, count)
     if storage:
         options["storage"] = storage
     outside = partitions.Partitions()
@@ -119,7 +121,14 @@ def definition(
         raise InvalidArgument(
             f"partitioning={partitioning!r:.100} is for ['parquet'], and this is {found_format!r}"
         )
-    entries, found = inspected(listed, found_format, options, outside)
+    entries, found = inspected(
+        listed, found_format, options | {"skips": on_error == "skip"}, outside
+    )
+    if shuffle_records and found.cuts and "count" in format_of(found_format).takes:
+        raise InvalidArgument(
+            f"shuffle_records of {entries[0].path} and others: a file that is compressed, or not "
+            "counted, is read from its begin. Shuffle splits, or write the files uncompressed"
+        )
     if "dict" in found.structure and not isinstance(columns, Mapping):
         read = [name for name in named(found.structure) if name not in outside.nodes]
         options["whole" if "whole" in options else "columns"] = read
@@ -129,7 +138,7 @@ def definition(
         cuts=_cuts(
             found,
             sum(entry.size for entry in entries),
-            split_records,
+            split_records if count else UNCOUNTED,
             whole=bool(found.cuts) and not shuffle_records,
         ),
         structure=written(found.structure),
@@ -140,8 +149,8 @@ def definition(
     if shuffle_records and found.cuts:
         times = min(len(of_files.cuts) - 1, int(np.diff(found.cuts).max()))
         log.warning(
-            "an epoch of shuffled records decodes each row group up to %d times: shuffle splits "
-            "only, or write smaller row groups", times,
+            "an epoch of shuffled records decodes each row group up to %d times, and so each "
+            "compressed shard of MDS: shuffle splits only, or write smaller ones", times,
         )  # fmt: skip
     stored = _stored(of_files, map, packages)
     stored.batched = batched
@@ -160,7 +169,7 @@ def definition(
     else:
         structure = structure_of_spec(element_spec)
     require_expressible(structure)
-    if one_to_one and on_error != "skip":
+    if one_to_one and on_error != "skip" and count:
         request.lengths.extend(np.diff(of_files.cuts).tolist())
     request.structure = structure
     request.metadata = encode_metadata(element_spec_of(structure), UNKNOWN_CARDINALITY)
@@ -175,6 +184,7 @@ def _options(
     missing: str,
     nulls: str,
     tokens: dict[str, Any] | None,
+    count: bool,
 ) -> dict[str, Any]:
     """Raises InvalidArgument for an option that the format does not have."""
     if isinstance(columns, Mapping):
@@ -212,12 +222,15 @@ def _options(
         ("index_dir", index_dir),
         ("nulls", None if nulls == "raise" else nulls),
         ("tokens", tokens),
+        ("count", None if count else False),
     ):
         if value is not None:
             options[name] = value
             if name not in takes:
                 formats = [one for one, about in FORMATS.items() if name in about.takes]
                 raise InvalidArgument(f"{name}={value!r} is for {formats}, and this is {of!r}")
+    if of == "lines":  # blank lines are records, and no records of JSON lines
+        options["index"] = ".lines"
     if package := package_of(of):
         options["package"] = package
     if missing not in ("raise", "skip") or (missing == "skip" and of != "webdataset"):

@@ -115,7 +115,8 @@ class FormatContract(ABC):
         stored = manifest.decode(PythonDataset.FromString(request.python).files)
         for entry in filter(lambda entry: entry.records, stored.files):
             source = _Closable(entry, pathlib.Path(entry.path).read_bytes())
-            file = format_of(self.format).open(source, stored.options)
+            options = stored.options | {"structure": stored.structure}
+            file = format_of(self.format).open(source, options)
             mine, records = records[: entry.records], records[entry.records :]
             for first in range(0, entry.records, 6):
                 blocks = [*file.read(first, entry.records)]

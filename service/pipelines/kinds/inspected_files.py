@@ -85,6 +85,7 @@ def _together(
     of_read = {name: fill[name] for name in fill if name in nodes or name not in outside.nodes}
     left_out = 0
     absent: set[str] | None = None  # columns that no file has
+    is_cut = False  # of some files, a split cannot begin anywhere
     named = [entry.path for entry in files[: manifest.MANY]]
     for number, listed in enumerate(files):
         path = listed.path
@@ -107,24 +108,22 @@ def _together(
                     f"fill={fill!r:.100} does not fit the columns of {path}: {error}"
                 ) from error
             cuts_of = [*facts.cuts] if options.get("nulls") == "drop" else []
-            entries.append(
-                msgspec.structs.replace(
-                    before[0], records=facts.records, values=values, cuts=cuts_of
-                )
-            )
+            now = {"records": facts.records, "values": values, "packed": facts.packed}
+            entries.append(msgspec.structs.replace(before[0], cuts=cuts_of, **now))
             _require_unchanged(listed, before)
         left_out += facts.left_out
         if facts.absent is not None:
             absent = {*facts.absent} if absent is None else absent & {*facts.absent}
         of_earlier = sum(cuts[-1:])
-        cuts += [of_earlier + cut for cut in facts.cuts]
+        cuts += [of_earlier + cut for cut in facts.cuts or (0, facts.records)]
+        is_cut |= bool(facts.cuts)
         if not facts.records:
             continue
         if of_first is None:
             of_first, times = (path, facts.structure), facts.times
             if facts.warning:
                 log.warning("%s", facts.warning)
-        both = _common(facts.structure, of_first[1])
+        both = _common(facts.structure, of_first[1], widens=of == "jsonl")
         if both is None:
             ours, others = _differing(facts.structure, of_first[1])
             raise InvalidArgument(
@@ -152,17 +151,20 @@ def _together(
             "%d of %d %s lack a column, and are no records",
             left_out, left_out + total, "samples" if of == "webdataset" else "rows",
         )  # fmt: skip
-    return entries, Facts(total, of_first[1], cuts)
+    return entries, Facts(total, of_first[1], cuts if is_cut else ())
 
 
-def _common(one: Any, other: Any) -> Any:
-    """What two structures have in common, where sizes that differ are unknown; or None."""
+def _common(one: Any, other: Any, *, widens: bool) -> Any:
+    """What two structures have in common, where sizes that differ are unknown, and integers may
+    be floats; or None."""
     if "dict" in one and "dict" in other:
         columns, others = dict(one["dict"]), dict(other["dict"])
         if columns.keys() != others.keys():
             return None
-        both = {name: _common(node, others[name]) for name, node in columns.items()}
+        both = {n: _common(node, others[n], widens=widens) for n, node in columns.items()}
         return None if None in both.values() else dict_of(both)
+    if widens and {one.get("tensor"), other.get("tensor")} == {"int64", "float64"}:
+        one, other = one | {"tensor": "float64"}, other | {"tensor": "float64"}
     shapes = one.get("shape", ()), other.get("shape", ())
     if one | {"shape": ()} != other | {"shape": ()} or len({*map(len, shapes)}) > 1:
         return None
