@@ -24,7 +24,7 @@ def no_kept_drivers() -> Iterator[None]:
         pipelines.forget_idle()
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True, scope="session")
 def one_fork_server_for_all_registrations() -> Iterator[None]:
     with fork_server_kept():
         yield
