@@ -25,7 +25,7 @@ class Faults:
     """How often a request of an object fails."""
 
     latency_s: float = 0.0
-    unavailable: float = 0.0  # answered 503
+    unavailable: float = 0.0  # answered 503 or 429
     cut: float = 0.0  # the body ends early
     reset: float = 0.0  # the connection ends before an answer
 
@@ -37,7 +37,8 @@ class Proxy:
         self._server = server
         self.faults = Faults()
         self.random = random.Random(1)
-        self.lists = self.gets = self.failed = self.sent_bytes = 0
+        self.forget()
+        self._at_once = 0
         self._loop = asyncio.new_event_loop()
         self._begun = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -46,7 +47,7 @@ class Proxy:
 
     def forget(self) -> None:
         """Count from zero."""
-        self.lists = self.gets = self.failed = self.sent_bytes = 0
+        self.lists = self.gets = self.failed = self.sent_bytes = self.most_at_once = 0
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
@@ -75,12 +76,17 @@ class Proxy:
         if request.method == "GET":
             self.gets += of_object
             self.lists += not of_object
+        self._at_once += 1
+        self.most_at_once = max(self.most_at_once, self._at_once)
         await asyncio.sleep(self.faults.latency_s)
+        self._at_once -= 1
         drawn = self.random.random() if of_object else 1.0
         faults = self.faults
         if drawn < faults.unavailable:
             self.failed += 1
-            return web.Response(status=503, text="<Error><Code>SlowDown</Code></Error>")
+            return web.Response(
+                status=503 - 74 * (self.failed % 2), text="<Error><Code>SlowDown</Code></Error>"
+            )
         if drawn < faults.unavailable + faults.reset:
             self.failed += 1
             assert request.transport is not None

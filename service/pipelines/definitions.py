@@ -60,10 +60,11 @@ def python_dataset_of(stored: bytes) -> python_pb2.PythonDataset:
 
 
 def files_of(stored: bytes) -> list[str]:
-    """The paths of a dataset that reads files of records, and of the directory of their indexes."""
+    """The paths of a dataset that reads files of records, of the directory of their indexes, and
+    the address of their store."""
     found = manifest.decode(python_pb2.PythonDataset.FromString(stored).files)
-    indexes = found.options.get("index_dir")
-    return [*(entry.path for entry in found.files), *([str(indexes)] if indexes else ())]
+    others = found.options.get("index_dir"), found.options.get("storage", {}).get("endpoint")
+    return [*(entry.path for entry in found.files), *(str(one) for one in others if one)]
 
 
 MAX_BYTES = 1 << 30

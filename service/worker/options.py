@@ -154,7 +154,12 @@ class WorkerOptions(ServerOptions):
     ] = False
     processes: Annotated[
         int,
-        Option("Processes for each Python dataset; 0: one for each core.", least=0, most=1000),
+        Option(
+            "Processes for each Python dataset, and three times as many where it reads files in an "
+            "object store; 0: one for each core.",
+            least=0,
+            most=1000,
+        ),
     ] = 0
     shutdown_quiet_period_ms: Annotated[
         int,

@@ -6,6 +6,7 @@ import gzip
 import os
 import pathlib
 import random
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound
 from forebay.service.order import permuted_many
 from forebay.service.pipelines.files import byte_cache, byte_sources, stores
 from forebay.service.pipelines.files.manifest import decode
+from forebay.service.pipelines.files.reading import FileRecords
 from forebay.service.pipelines.kinds import file_inspector
 from forebay.service.pipelines.kinds.functions import listed
 from forebay.service.proto import forebay_pb2 as pb
@@ -379,3 +381,44 @@ def test_only_one_file_keeps_what_nobody_reads(
         assert bytes(file.read(0, 4)) == b"PAR1"
     assert [len(file._asked) for file in files] == [0, 0, 0, 1]
     assert bytes(files[0].read(0, 4)) == b"PAR1"
+
+
+def test_a_worker_sends_credentials_to_no_address_that_a_dataset_names(
+    store: ObjectStore, register: Register, tmp_path: pathlib.Path
+) -> None:
+    """Whatever was registered, by whatever client."""
+    request = register(parquet(store, tmp_path, "endpoints", files=1))
+    dataset = PythonDataset.FromString(request.python)
+    manifest = decode(dataset.files)
+    with socket.create_server(("127.0.0.1", 0)) as thief:
+        thief.setblocking(False)
+        address = f"http://127.0.0.1:{thief.getsockname()[1]}"
+        for wrong in (
+            {"endpoint": address}, {"endpoint": address, "anonymous": "no"},
+            {"region": "evil.example/x"}, {"aws_endpoint": address},
+        ):  # fmt: skip
+            manifest.options["storage"] = wrong
+            dataset.files = manifest.encode()
+            with pytest.raises(InvalidArgument, match=r"storage_options|needs anonymous|region="):
+                [*FileRecords(dataset).blocks(0)]
+        with pytest.raises(BlockingIOError):
+            thief.accept()
+
+
+def test_options_that_a_store_does_not_take(store: ObjectStore, register: Register) -> None:
+    for url, options in (
+        ("https://127.0.0.1/a", {"anonymous": True}),
+        ("gs://bucket/a", {"region": "x"}),
+    ):
+        with pytest.raises(InvalidArgument, match=r"storage_options has .* does not take"):
+            register(url, storage_options=options)
+
+
+def test_shuffled_records_are_asked_for_together(
+    store: ObjectStore, register: Register, tmp_path: pathlib.Path
+) -> None:
+    records = [*map(flat, written("tfrecord", tmp_path, [60]))]
+    request = register(put(store, tmp_path, "together"), shuffle_records=True, split_records=60)
+    store.proxy.faults = Faults(latency_s=0.2)
+    assert sorted(all_of(request)) == sorted(records)
+    assert store.proxy.most_at_once >= 8

@@ -49,6 +49,7 @@ class ArrayRecordFile(NumberedFile):
     def __init__(self, source: ByteSource, _: Options) -> None:
         self._source = source
         self._reader, records = _opened(source)
+        self.held_bytes = 0 if source.local_path() == source.path else source.size
         super().__init__(source.size / max(1, records))
 
     def take(self, records: Ints) -> Block:

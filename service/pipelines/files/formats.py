@@ -138,15 +138,27 @@ def pieces(
 ) -> Iterator[bytes | memoryview]:
     """The bytes from offset n up to offset n + 1, for each n. `offsets` has those of a range.
     Raises Damaged, and what `offsets` raises."""
-    runs = [0, *(np.flatnonzero(np.diff(records) != 1) + 1).tolist(), len(records)]
-    for begin, end in itertools.pairwise(runs):
-        places = offsets(int(records[begin]), int(records[end - 1]) + 2)
+    for places in runs(source, offsets, records):
         start = places[0]
         data = read_at(source, start, places[-1] - start)
         for a, b in itertools.pairwise(places):
             if not start <= a <= b:
                 raise Damaged(f"it ends at byte {b}, before its begin, {a}: its index is wrong")
             yield data[a - start : b - start]
+
+
+def runs(
+    source: ByteSource, offsets: Callable[[int, int], Sequence[int]], records: Ints
+) -> list[Sequence[int]]:
+    """The offsets of consecutive records, for each such run. Several runs are planned."""
+    ends = [0, *(np.flatnonzero(np.diff(records) != 1) + 1).tolist(), len(records)]
+    found = [
+        offsets(int(records[begin]), int(records[end - 1]) + 2)
+        for begin, end in itertools.pairwise(ends)
+    ]
+    if len(found) > 1:
+        source.plan((int(places[0]), int(places[-1])) for places in found)
+    return found
 
 
 def read_at(source: ByteSource, start: int, size: int) -> bytes | memoryview:

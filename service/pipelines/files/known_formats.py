@@ -91,11 +91,13 @@ def guessed(entry: FileEntry, options: dict[str, Any]) -> str | None:
         if kind := compression(begins[0]):
             with contextlib.suppress(Damaged):  # it may be something else
                 begins.append(UnpackedFile(file, kind).read(0, 512))
+    for begin in begins:  # ours first: others' packages are loaded if none of them is it
+        if name := next((name for name, one in FORMATS.items() if one.is_it(begin)), None):
+            return name
     formats = _all()
     for begin in begins:
-        for name, format_ in formats.items():
-            if format_.is_it(begin):
-                return name
+        if name := next((name for name, one in formats.items() if one.is_it(begin)), None):
+            return name
     named = {name: one.suffixes for name, one in formats.items() if not one.only_by_name}
     return next((name for name, suffixes in named.items() if ends_in(path, suffixes)), None)
 

@@ -192,9 +192,8 @@ def made(
     source.plan([(0, source.size)])
     offsets, said = walk(source)
     checksum = _checksum(offsets, said)
-    if found and (found.checksum, there) == (checksum, said):  # as of a copy
-        with contextlib.suppress(OSError):  # it may be another user's
-            assert changed_ns is not None
+    if found and changed_ns is not None and (found.checksum, there) == (checksum, said):
+        with contextlib.suppress(OSError):  # of a copy; it may be another user's
             os.utime(index, ns=(changed_ns, changed_ns))
         return found.records, said
     content = b"".join(

@@ -40,7 +40,7 @@ _ADVICE = {
     errno.ENOENT: "it is not there, or was deleted",
     errno.EACCES: "this process has no right to it, or no valid credentials: set them in the "
     "environment of the process that reads it, or give storage_options={'anonymous': True}",
-    errno.EIO: "the store did not give it",
+    errno.EIO: "the store answered with an error",
 }
 _HF_ADVICE = ", or a repository that is private: set HF_TOKEN where this process runs"
 
@@ -50,8 +50,9 @@ def is_url(path: str) -> bool:
 
 
 def require_options(options: Any) -> dict[str, Any]:
-    """storage_options as they are registered. Raises InvalidArgument."""
-    if options is None:
+    """storage_options as they are registered; a worker asks again, as anybody may have made what
+    is registered. Raises InvalidArgument."""
+    if not options:
         return {}
     if not isinstance(options, dict) or not options.keys() <= {*OPTIONS}:
         raise InvalidArgument(
@@ -63,6 +64,12 @@ def require_options(options: Any) -> dict[str, Any]:
             f"endpoint={options['endpoint']!r:.100} needs anonymous=True: workers send credentials "
             "to no address that a dataset names. Set AWS_ENDPOINT_URL, or its kin, where they run"
         )
+    if not isinstance(options.get("anonymous", True), bool) or any(
+        not isinstance(options.get(name, "x"), str) for name in ("region", "endpoint")
+    ):
+        raise InvalidArgument(f"storage_options={options!r:.100}: a bool, and texts")
+    if not re.fullmatch(r"[a-z0-9-]+", options.get("region", "x")):
+        raise InvalidArgument(f"region={options['region']!r:.100} is none: such as 'eu-west-1'")
     return {name: options[name] for name in sorted(options)}
 
 
@@ -227,7 +234,9 @@ def _by_obstore(url: str) -> bool:
 
 
 def _store(url: str, options: dict[str, Any]) -> tuple[Any, Any, str]:
-    """obstore, the store of a URL, and the URL's key there. Raises FailedPrecondition."""
+    """obstore, the store of a URL, and the URL's key there. Raises FailedPrecondition, and
+    InvalidArgument for options that the store does not take."""
+    options = require_options(options)
     scheme, _, rest = url.partition("://")
     host, _, key = rest.partition("/")
     try:
@@ -238,6 +247,11 @@ def _store(url: str, options: dict[str, Any]) -> tuple[Any, Any, str]:
             f"{redacted(url)} is read by obstore, which is not installed here ({error}): "
             f"{install(extra)}"
         ) from error
+    takes = {"s3": OPTIONS, "gs": OPTIONS[:1], "azure": OPTIONS[:1]}.get(
+        _EXTRAS[scheme.lower()], ()
+    )
+    if others := [name for name in options if name not in takes]:
+        raise InvalidArgument(f"storage_options has {others}, which {scheme}:// does not take")
     return obstore, _opened(f"{scheme}://{host}", tuple(sorted(options.items())), os.getpid()), key
 
 

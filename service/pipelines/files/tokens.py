@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import math
 import os
 import struct
@@ -27,7 +26,7 @@ from ...blocks import Block, Component
 from ...errors import InvalidArgument
 from . import record_index
 from .byte_sources import ByteSource, opened_now
-from .formats import Damaged, Facts, Format, Ints, NumberedFile, Options, of_rows, read_at
+from .formats import Damaged, Facts, Format, Ints, NumberedFile, Options, of_rows, read_at, runs
 
 _NUMPY, _INDEX = b"\x93NUMPY", b"MMIDIDX\0\0"
 _INDEX_HEAD = struct.Struct("<9sQBQQ")  # also version, dtype, and numbers of sequences, documents
@@ -209,10 +208,8 @@ class TokenFile(NumberedFile):
         super().__init__(source.size / max(1, self._records.number))
 
     def take(self, records: Ints) -> Block:
-        dtype, runs = self._records.dtype, np.flatnonzero(np.diff(records) != 1) + 1
-        found, sizes = [], []
-        for begin, end in itertools.pairwise([0, *runs.tolist(), len(records)]):
-            places = self._records.places(int(records[begin]), int(records[end - 1]) + 2)
+        dtype, found, sizes = self._records.dtype, [], []
+        for places in runs(self._source, self._records.places, records):
             found.append(read_at(self._source, int(places[0]), int(places[-1] - places[0])))
             sizes.append(np.diff(places))
         size = np.concatenate(sizes)
