@@ -147,9 +147,7 @@ def pieces(
             yield data[a - start : b - start]
 
 
-def runs(
-    source: ByteSource, offsets: Callable[[int, int], Sequence[int]], records: Ints
-) -> list[Sequence[int]]:
+def runs(source: ByteSource, offsets: Callable[[int, int], Any], records: Ints) -> list[Any]:
     """The offsets of consecutive records, for each such run. Several runs are planned."""
     ends = [0, *(np.flatnonzero(np.diff(records) != 1) + 1).tolist(), len(records)]
     found = [
