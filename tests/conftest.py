@@ -50,7 +50,8 @@ LONG = (
     *(f"e2e/test_{name}.py" for name in (
         *("across_hosts", "after_errors", "audit_of_trainers", "beam_datasets"),
         *("coordinated_reads", "cross_trainer_cache", "crowd", "custom_ops", "dask_workers"),
-        *("doctor", "failed_reads", "files", "fuzz", "given_up", "in_functions", "left_early"),
+        *("doctor", "failed_reads", "files", "formats", "fuzz", "given_up", "hugging_face"),
+        *("in_functions", "left_early"),
         *("losses", "mixed", "object_store", "opaque_elements", "ordered_checkpoint", "pairings"),
         *("parameter_servers", "partitioned", "postgres", "preemption", "previous_version"),
         *("python_datasets", "python_members", "ray_workers", "repeat_and_zip", "saves", "shares"),
@@ -60,7 +61,7 @@ LONG = (
     *("trainers/test_across.py", "trainers/test_keras.py", "trainers/test_multi_worker.py"),
     *("trainers/test_parameter_server.py", "trainers/test_strategies.py"),
     *("client/test_what_is_kept.py", "dispatcher/test_emptied_storage.py"),
-    *("materialized/test_runners.py", "pipelines/test_beam.py"),
+    *("materialized/test_runners.py", "pipelines/test_beam.py", "pipelines/test_tables.py"),
     "pipelines/test_beam_life_cycle.py",
     # They wait for long, until peers or storages that are silent are given up.
     "dispatcher/test_failure_detector.py",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import gzip
+import http.server
 import os
 import pathlib
 import random
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +27,8 @@ from forebay.service.pipelines.files.manifest import decode
 from forebay.service.pipelines.files.reading import FileRecords
 from forebay.service.pipelines.kinds import file_inspector
 from forebay.service.pipelines.kinds.functions import listed
+from forebay.service.pipelines.kinds.patterns import matches
+from forebay.service.pipelines.python.pipeline import PythonPipeline
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto.python_pb2 import PythonDataset
 
@@ -422,3 +428,96 @@ def test_shuffled_records_are_asked_for_together(
     store.proxy.faults = Faults(latency_s=0.2)
     assert sorted(all_of(request)) == sorted(records)
     assert store.proxy.most_at_once >= 8
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "d/**", "**", "**/*", "d/**/*", "[^a]", "[!a]", "a**/b", "?a", "[.]a", "[]a]", "a[]]b", "*",
+        "d/*/x", "**/x", ".*", "d/.h/*", "[z-a]", "d/**/x",
+    ],
+)  # fmt: skip
+def test_patterns_of_objects_are_those_of_glob(
+    tmp_path: pathlib.Path, pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["a", "^", "b", "]a", "a]b", ".a", "ax/b", "ay/c", "d/x", "d/e/x"]
+    names += ["d/e/f/x", "d/.h/x", "d/e/.x", "xa"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    expected = {name for name in glob.glob(pattern, recursive=True) if os.path.isfile(name)}
+    assert {n for n in names if matches(n.split("/"), pattern.split("/"))} == expected
+
+
+def test_a_name_with_brackets_is_that_object(
+    store: ObjectStore, register: Register, tmp_path: pathlib.Path
+) -> None:
+    url = parquet(store, tmp_path, "brackets", files=2)
+    rewrite(store, f"{url}/a1.parquet", (tmp_path / "0.parquet").read_bytes())
+    rewrite(store, f"{url}/a[1].parquet", (tmp_path / "1.parquet").read_bytes())
+    assert numbers(register(f"{url}/a[1].parquet"))[:1] == [1000]
+
+
+def test_another_server_is_not_what_the_cache_has(
+    store: ObjectStore, cached: pb.RegisterDatasetRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"{store.proxy.url}/")
+    assert numbers(cached) == [*range(3000)]
+    assert store.proxy.gets > 0
+
+
+def test_a_registered_cache_is_nobodys(
+    store: ObjectStore, register: Register, tmp_path: pathlib.Path
+) -> None:
+    request = register(parquet(store, tmp_path, "chosen", files=1))
+    dataset = PythonDataset.FromString(request.python)
+    dataset.cache_directory, dataset.cache_bytes = str(tmp_path / "chosen"), 1 << 30
+    pipeline = PythonPipeline(dataset.SerializeToString(), request.sources, request.structure)
+    with contextlib.closing(pipeline):
+        assert sum(block.count for block in pipeline.run(None).blocks()) == 1000
+    assert not (tmp_path / "chosen").exists()
+
+
+def test_a_server_that_does_not_say_which_version_it_has(register: Register) -> None:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "100")
+            self.end_headers()
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/a.parquet"
+        with pytest.raises(FailedPrecondition, match="neither an ETag nor a time"):
+            register(url)
+        server.shutdown()
+
+
+def test_urls_that_cannot_be_asked_for(register: Register) -> None:
+    for url, said in (
+        ("s3://", "names no bucket"), ("s3://bucket//a", "an empty name"),
+        ("http://host/*.parquet", "HTTP has no lists"), ("HTTP://host/x?sig=SECRET", "be secret"),
+        ("zip://a::http://u:SECRET@host/x.zip", "be secret"), ("https://SECRET@host/x", "secret"),
+    ):  # fmt: skip
+        with pytest.raises(InvalidArgument, match=said) as refused:
+            register(url)
+        assert "SECRET" not in str(refused.value)
+
+
+def test_a_fork_is_told_to_be_none(store: ObjectStore, tmp_path: pathlib.Path) -> None:
+    """It would wait for ever for threads that it does not have."""
+    url = parquet(store, tmp_path, "forked", files=1)
+    stores.head(f"{url}/0.parquet", {})
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        try:
+            stores.head(f"{url}/0.parquet", {})
+        except FailedPrecondition as error:
+            os.write(write, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert b"method spawn" in os.read(read, 1000)
+    os.close(read)
+    os.close(write)

@@ -148,7 +148,6 @@ def _facts(messages: _Messages, path: str, options: Options) -> Facts:
             continue
         for column in strict:
             [*column.components(batch.column(column.keys[0]))]
-        break
     return facts_of(columns, rows, int(messages.rows.sum()))
 
 

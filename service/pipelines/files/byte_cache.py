@@ -17,8 +17,9 @@ import os
 import re
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from google_crc32c import value as crc32c
 
@@ -35,6 +36,12 @@ _CHECKS = 64
 Fetch = Callable[[int, int], bytes]
 
 _MAX_VERIFIED = 1 << 16
+
+_UNFINISHED_S = 3600.0
+"""A file that is being written is not this old."""
+
+_MANY, _SMALL_BYTES = 1000, 64 << 10
+"""Of an object with so many ranges, no smaller ones are kept: each read lists them."""
 
 _lock = threading.Lock()  # guards the counts
 
@@ -73,7 +80,8 @@ class ByteCache:
                 continue
             end = min([one.begin for one in held if at < one.begin] + [stop])
             pieces.append(bytes(fetch(at, end)))
-            self._store(folder, at, end, pieces[-1])
+            if len(held) < _MANY or end - at >= _SMALL_BYTES:
+                self._store(folder, at, end, pieces[-1])
             at = end
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -105,9 +113,10 @@ class ByteCache:
         name = f"{start}-{stop}-{_crc(data)}"
         new = os.path.join(folder, f".{secrets.token_hex(8)}")
         try:
-            os.makedirs(folder, exist_ok=True)
+            os.makedirs(self._directory, 0o700, exist_ok=True)
+            os.makedirs(folder, 0o700, exist_ok=True)
             try:
-                with open(new, "xb") as file:
+                with open(new, "xb", opener=_private) as file:
                     file.write(data)
                 os.rename(new, os.path.join(folder, name))
             except BaseException:
@@ -148,6 +157,8 @@ def files_of(directory: str) -> Iterator[tuple[int, int, str]]:
             path = os.path.join(folder, name)
             with contextlib.suppress(OSError):
                 about = os.stat(path)
+                if name[0] == "." and time.time() - about.st_mtime < _UNFINISHED_S:
+                    continue
                 yield about.st_mtime_ns, about.st_size, path
 
 
@@ -157,6 +168,10 @@ def _held(folder: str) -> list[_Held]:
     except OSError:
         return []
     return [_Held(int(found[1]), int(found[2]), found[0]) for found in parts]
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _crc(data: bytes) -> str:
@@ -180,8 +195,11 @@ def count_into(counts: memoryview) -> None:
     _counts = counts
 
 
-def key_of(entry: FileEntry) -> str:
-    about = f"{entry.path}\0{entry.size}\0{entry.fingerprint}"
+def key_of(entry: FileEntry, options: dict[str, Any]) -> str:
+    """`options` are storage_options: another server may have other bytes, or be asked by another
+    right."""
+    server = sorted(options.items()), os.environ.get("AWS_ENDPOINT_URL")
+    about = f"{entry.path}\0{entry.size}\0{entry.fingerprint}\0{server}"
     return hashlib.sha256(about.encode()).hexdigest()[:32]
 
 

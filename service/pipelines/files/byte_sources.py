@@ -144,7 +144,7 @@ class RemoteFile(ByteSource):
         """`options` are storage_options. Nothing is asked for here."""
         super().__init__(entry)
         self._fetch = functools.partial(stores.fetch, entry, options)
-        self._key = byte_cache.key_of(entry)
+        self._key = byte_cache.key_of(entry, options)
         self._planned: deque[Range] = deque()
         self._asked: deque[tuple[Range, Future[bytes]]] = deque()
         self._asked_bytes = 0

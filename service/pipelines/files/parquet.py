@@ -149,7 +149,7 @@ class ParquetRows(RowGroups):
         if not self._probed:
             self._row_bytes = max(self._row_bytes, self._repeated_bytes(self.group_of(first)))
             self._probed = True
-        return super().read(first, stop)
+        yield from super().read(first, stop)
 
     def batches(self, groups: range) -> Any:
         rows = int(self._rows[groups.stop] - self._rows[groups.start])

@@ -27,7 +27,7 @@ RETRY_S = 60.0
 _URL = re.compile(r"([A-Za-z][\w+.-]*)://")
 _EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), "s3"),
-    **dict.fromkeys(("gs", "gcs"), "gs"),
+    "gs": "gs",
     **dict.fromkeys(("az", "adl", "azure", "abfs", "abfss"), "azure"),
     **dict.fromkeys(("http", "https"), "https"),
 }
@@ -61,13 +61,18 @@ def require_options(options: Any) -> dict[str, Any]:
         )
     if "endpoint" in options and options.get("anonymous") is not True:
         raise InvalidArgument(
-            f"endpoint={options['endpoint']!r:.100} needs anonymous=True: workers send credentials "
-            "to no address that a dataset names. Set AWS_ENDPOINT_URL, or its kin, where they run"
+            f"endpoint={redacted(str(options['endpoint']))!r:.100} needs anonymous=True: workers "
+            "send credentials to no address that a dataset names. Set AWS_ENDPOINT_URL, or its "
+            "kin, where they run"
         )
     if not isinstance(options.get("anonymous", True), bool) or any(
         not isinstance(options.get(name, "x"), str) for name in ("region", "endpoint")
     ):
         raise InvalidArgument(f"storage_options={options!r:.100}: a bool, and texts")
+    if not re.fullmatch(r"https?://[\w.:\[\]-]+/?", options.get("endpoint", "http://x")):
+        raise InvalidArgument(
+            f"endpoint={redacted(options['endpoint'])!r:.100} must be http(s)://HOST[:PORT]"
+        )
     if not re.fullmatch(r"[a-z0-9-]+", options.get("region", "x")):
         raise InvalidArgument(f"region={options['region']!r:.100} is none: such as 'eu-west-1'")
     return {name: options[name] for name in sorted(options)}
@@ -76,10 +81,11 @@ def require_options(options: Any) -> dict[str, Any]:
 def require_plain(url: str) -> None:
     """Raises InvalidArgument for a URL that may have a secret."""
     scheme, _, rest = url.partition("://")
-    host = rest.partition("/")[0]
-    if (scheme.startswith("http") and re.search(r"[?#]", rest)) or (
-        "@" in host and not scheme.startswith("abfs")
-    ):
+    scheme, host = scheme.lower(), rest.partition("/")[0]
+    if not host:
+        raise InvalidArgument(f"{redacted(url)} names no bucket or host")
+    asks = scheme.startswith("http") and re.search(r"[?#]", rest)
+    if asks or "::" in url or ("@" in host and not scheme.startswith("abfs")):
         raise InvalidArgument(
             f"{redacted(url)} has a query, a fragment or a user's name, which may be secret, and "
             "URLs are registered: give it without, and credentials in the processes' environment"
@@ -88,7 +94,7 @@ def require_plain(url: str) -> None:
 
 def redacted(text: str) -> str:
     """Without queries and users of URLs."""
-    text = re.sub(r"(://)[^/\s@]+:[^/\s@]+@", r"\1…@", text)
+    text = re.sub(r"(://)[^/\s@]+@", r"\1…@", text)
     return re.sub(r"(://[^\s?\"')]*)\?[^\s\"')]*", r"\1?…", text)
 
 
@@ -118,6 +124,8 @@ def _is_pinned(url: str) -> bool:
 
 def listed(url: str, options: dict[str, Any]) -> list[FileEntry]:
     """All objects below a directory, sorted. Raises OSError."""
+    if url.lower().startswith("http"):
+        raise InvalidArgument(f"{url} cannot be listed, as HTTP has no lists: name the files")
     if _by_obstore(url):
         with _errors_named(url):
             obstore, store, key = _store(url, options)
@@ -161,6 +169,11 @@ def fetch(entry: FileEntry, options: dict[str, Any], start: int, stop: int) -> b
             f"{error.filename} cannot be read ({error.strerror}), and had {entry} when it was "
             "registered: bring it back, or register the files anew"
         ) from error
+    except OSError as error:
+        if error.errno == errno.EIO:  # perhaps since it is shorter now
+            with contextlib.suppress(OSError):
+                _require_same(entry, head(entry.path, options))
+        raise
 
 
 class _CutShort(OSError):
@@ -190,6 +203,9 @@ def _fetched(entry: FileEntry, options: dict[str, Any], start: int, stop: int) -
         else:
             _require_same(entry, _entry(entry.path, fs.info(path)))
         data = fs.cat_file(path, start=start, end=stop, **how)
+        if not how:
+            fs.invalidate_cache()
+            _require_same(entry, _entry(entry.path, fs.info(path)))
     if len(data) != stop - start:
         raise _CutShort(errno.EIO, f"its body had {len(data)} of {stop - start} bytes")
     return data  # type: ignore[no-any-return]
@@ -223,7 +239,12 @@ def _entry(url: str, about: Any) -> FileEntry:
     else:
         name, value = "size", about["size"]
     if isinstance(value, datetime.datetime):
-        value = value.isoformat()
+        value = value.isoformat() if value.timestamp() else None
+    if value is None or (name == "size" and url.lower().startswith("http")):
+        raise FailedPrecondition(
+            f"{url}: its server says neither an ETag nor a time, so that a change of it would not "
+            "be noticed: serve it by another one, or copy it"
+        )
     if name.lower().replace("_", "") == "etag":
         name, value = "ETag", value.removeprefix("W/").strip('"')
     return FileEntry(url, int(about["size"]), f"{name} {value}", 0)
@@ -237,8 +258,17 @@ def _store(url: str, options: dict[str, Any]) -> tuple[Any, Any, str]:
     """obstore, the store of a URL, and the URL's key there. Raises FailedPrecondition, and
     InvalidArgument for options that the store does not take."""
     options = require_options(options)
+    global _first_process
     scheme, _, rest = url.partition("://")
     host, _, key = rest.partition("/")
+    if key.startswith("/"):
+        raise InvalidArgument(f"{redacted(url)} has an empty name, which cannot be asked for")
+    _first_process = _first_process or os.getpid()
+    if _first_process != os.getpid():  # its threads are not here, and are waited for
+        raise FailedPrecondition(
+            f"{redacted(url)} cannot be read in a fork of a process that has read such files: "
+            "start it with multiprocessing's method spawn"
+        )
     try:
         import obstore
     except ImportError as error:
@@ -252,12 +282,15 @@ def _store(url: str, options: dict[str, Any]) -> tuple[Any, Any, str]:
     )
     if others := [name for name in options if name not in takes]:
         raise InvalidArgument(f"storage_options has {others}, which {scheme}:// does not take")
-    return obstore, _opened(f"{scheme}://{host}", tuple(sorted(options.items())), os.getpid()), key
+    return obstore, _opened(f"{scheme}://{host}", tuple(sorted(options.items()))), key
+
+
+_first_process = 0  # that has used obstore
 
 
 @functools.lru_cache(maxsize=64)
-def _opened(root: str, options: tuple[tuple[str, Any], ...], _process: int) -> Any:
-    """A store. A fork has none of its own process's threads, and so its own."""
+def _opened(root: str, options: tuple[tuple[str, Any], ...]) -> Any:
+    """A store."""
     import obstore.store
 
     given, scheme = dict(options), root.partition("://")[0].lower()

@@ -50,11 +50,13 @@ def tokens_of(given: Any) -> dict[str, Any]:
     """Checked options: "dtype", and "window" or "eod". Raises InvalidArgument."""
     found = {**given} if isinstance(given, Mapping) else {}
     try:
+        if {"dtype", "eod"} <= {*found}:
+            np.array([found["eod"]], found["dtype"])
         if "dtype" in found:
             found["dtype"] = np.dtype(found["dtype"]).newbyteorder("=").name
         for name in {"window", "eod"} & {*found}:
             found[name] = int(found[name].__index__())
-    except (TypeError, AttributeError):
+    except (TypeError, AttributeError, OverflowError):
         found = {}
     size = found.get("window", 1)
     odd = {*found} - {"dtype", "window", "eod"} or {"window", "eod"} <= {*found}

@@ -294,12 +294,13 @@ def _stored(
 
 def _rows(made: Any, count: int) -> Iterator[Any]:
     """The elements of a batch. Raises InvalidArgument."""
-    if isinstance(made, Mapping):
+    if isinstance(made, Mapping) and made:
         members = [_rows(one, count) for one in made.values()]
         return (dict(zip(made, row, strict=True)) for row in zip(*members, strict=True))
-    if isinstance(made, tuple):
+    if isinstance(made, tuple) and made:
         return zip(*[_rows(one, count) for one in made], strict=True)
-    if not isinstance(made, np.ndarray | list) or len(made) != count:
+    rows = getattr(made, "shape", None) or ((len(made),) if isinstance(made, list) else ())
+    if not isinstance(made, np.ndarray | list) or rows[0:1] != (count,):
         raise InvalidArgument(
             f"`map_batch` returned {made!r:.80} for {count} records: return an array or a list "
             "with a row for each, or a dict or a tuple of these"

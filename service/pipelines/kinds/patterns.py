@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ...errors import FailedPrecondition, InvalidArgument, NotFound
 
@@ -59,22 +60,20 @@ def _range(text: str) -> list[str]:
     return [f"{number:0{width}}" for number in range(first, end, step)]
 
 
-def expression(pattern: str) -> str:
-    """As of glob: `*` and `?` match no slash, and `**/` any directories. Hidden names match where
-    the pattern has their dot."""
-    text = ""
-    for part in re.findall(r"\*\*/|\*+|\?|\[!?[^]]+\]|.", pattern, re.DOTALL):
-        if part == "**/":
-            text += r"(?:[^/.][^/]*/)*"
-        elif part.startswith("*"):
-            text += r"(?<=/)(?!\.)[^/]*" if text.endswith("/") else "[^/]*"
-        elif part == "?":
-            text += "[^/]"
-        elif len(part) > 1:
-            text += part.replace("[!", "[^")
-        else:
-            text += re.escape(part)
-    return text
+def matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether the parts of a path are those of a pattern, by the rules of glob: `**` is any
+    directories, and hidden names match only where the pattern has their dot."""
+    if not pattern:
+        return not path
+    first, *rest = pattern
+    if first == "**":
+        shown = sum(1 for _ in itertools.takewhile(lambda name: name[:1] != ".", path))
+        if not rest:
+            return bool(path) and shown == len(path)
+        return any(matches(path[at:], rest) for at in range(shown + 1))
+    if not path or not fnmatch.fnmatchcase(path[0], first):
+        return False
+    return (path[0][:1] != "." or first[:1] == ".") and matches(path[1:], rest)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from ...errors import NotFound
 from ..files import mds, record_index, stores
 from ..files.known_formats import ends_in, require_no_table, suffixes_of
 from ..files.manifest import FileEntry
-from .patterns import errors_named, expanded, expression
+from .patterns import errors_named, expanded, matches
 
 _GLOB = re.compile(r"[*?\[]")
 _AT_ONCE = 32  # requests
@@ -26,6 +27,9 @@ def resolved(url: str, named: str | None, options: dict[str, Any]) -> tuple[list
         url = stores.pinned(url)
     names = expanded(url)
     if any(map(_GLOB.search, names)):
+        with contextlib.suppress(OSError):  # a name may have brackets
+            if "[" in url:
+                return [stores.head(url, options)], ""
         return matching(url, options), _fixed(names[0])
     with errors_named(url):
         if len(names) > 1:
@@ -67,11 +71,13 @@ def matching(url: str, options: dict[str, Any]) -> list[FileEntry]:
         if root not in lists:
             with errors_named(url):
                 lists[root] = stores.listed(root, options)
-        pattern = re.compile(expression(name))
+        pattern = name[len(root) :].split("/")
         objects = [
             entry
             for entry in lists[root]
-            if pattern.fullmatch(entry.path) and not entry.path.endswith(record_index.SUFFIX)
+            if entry.size
+            and not entry.path.endswith(record_index.SUFFIX)
+            and matches(entry.path[len(root) :].split("/"), pattern)
         ]
         if not objects:
             raise NotFound(f"no object matches {name!r}")

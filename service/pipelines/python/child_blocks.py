@@ -339,7 +339,12 @@ class Blocks:
         leaves: list[Any] = []
         self._flatten(made, leaves)
         for field, leaf in zip(self._fields, leaves, strict=True):
-            if not isinstance(leaf, np.ndarray | list) or len(leaf) != count:
+            is_array = isinstance(leaf, np.ndarray)
+            if not (
+                leaf.shape[:1] == (count,)
+                if is_array
+                else isinstance(leaf, list) and len(leaf) == count
+            ):
                 raise Misfit(
                     f"{field.path} of what `map_batch` returned is {said(leaf)}, for {count} "
                     "records: return an array or a list with a row for each"

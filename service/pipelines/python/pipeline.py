@@ -61,11 +61,10 @@ class PythonPipeline:
             lambda number: _path(dataset.files, number),
         )  # fmt: skip
         fork_server = fork_servers.of(dataset)
-        if self._has_files:  # a message behind another one is merged into it
-            directory, most_bytes = cache
-            stored += PythonDataset(
-                iteration=iteration, cache_directory=directory, cache_bytes=most_bytes
-            ).SerializeToString()
+        if self._has_files:
+            dataset.iteration = iteration  # whatever was registered
+            dataset.cache_directory, dataset.cache_bytes = cache
+            stored = dataset.SerializeToString()
         if dataset.inferred and may_skip is None:
             dataset.inferred = False
             stored = dataset.SerializeToString()
