@@ -9,6 +9,7 @@ another NumPy: MDSWriter(columns={"a": "ndarray", "ad": "ndarray:int16", "af":
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 import shutil
@@ -53,9 +54,10 @@ def records(request: pb.RegisterDatasetRequest, split: int, start: int = 0) -> l
     """The records of a split, as a child sends them."""
     build = assemble(request.structure)
     found: list[Any] = []
-    for block in opened(request).blocks(split, start):
-        columns = [component.elements() for component in block.components]
-        found += build(columns, block.count)
+    with contextlib.closing(opened(request)) as files:
+        for block in files.blocks(split, start):
+            columns = [component.elements() for component in block.components]
+            found += build(columns, block.count)
     return found
 
 
