@@ -198,15 +198,18 @@ def test_what_is_said_of_other_packages(
         return str(error.value)
 
     assert "'webdataset'], or install the package that brings it" in refusal("one")
-    install(packages, "ours_by_another", GROUP, {"parquet": "one:FORMAT"})
+    install(packages, "ours_by_another", GROUP, {"parquet": "format_one:FORMAT"})
     written("parquet", files, [3])
     assert sum(register(files / "0.parquet").lengths) == 3
-    install(packages, "first", GROUP, {"one": "one:FORMAT", "two": "two:FORMAT"})
+    install(packages, "first", GROUP, {"one": "format_one:FORMAT", "two": "format_two:FORMAT"})
     assert "'one', 'parquet', 'tfrecord', 'tokens', 'two', 'web" in refusal("three")
     said = refusal("one")
-    assert "format 'one': one:FORMAT of the package first cannot be loaded (ModuleNotFoundE" in said
+    assert (
+        "format 'one': format_one:FORMAT of the package first cannot be loaded (ModuleNotFoundE"
+        in said
+    )
     assert said == refusal(None)
-    (packages / "two.py").write_text("FORMAT = {}")
-    assert "two:FORMAT of the package first is a dict, and no Format; mend" in refusal("two")
-    install(packages, "second", GROUP, {"one": "other:FORMAT"})
+    (packages / "format_two.py").write_text("FORMAT = {}")
+    assert "format_two:FORMAT of the package first is a dict, and no Format; mend" in refusal("two")
+    install(packages, "second", GROUP, {"one": "format_other:FORMAT"})
     assert "several packages bring 'one': " in refusal("one")
