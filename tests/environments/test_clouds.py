@@ -22,6 +22,7 @@ import pytest
 
 from forebay.service.errors import FailedPrecondition
 from forebay.service.pipelines.files import stores
+from forebay.service.pipelines.kinds import file_inspector
 from forebay.service.pipelines.kinds.files import definition
 
 from ..record_files import all_of, flat, written
@@ -72,6 +73,12 @@ def _asked(port: int, method: str, path: str, body: bytes | None, **headers: str
         return answer.status
 
 
+def forget_stores() -> None:
+    """Those of another environment, also of the process that looks at files."""
+    stores._opened.cache_clear()
+    file_inspector._fork_server.close()
+
+
 @pytest.fixture
 def azure(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Put]]:
     subprocess.run([ROOT / "scripts/azurite"], check=True)
@@ -94,7 +101,7 @@ def azure(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[t
         monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", ACCOUNT)
         monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", KEY)
         monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", f"http://127.0.0.1:{port}/{ACCOUNT}")
-        stores._opened.cache_clear()
+        forget_stores()
         yield "az://data", lambda key, data: stores.put(f"az://data/{key}", data, {})
 
 
@@ -114,7 +121,7 @@ def google(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         about = {"gcs_base_url": f"http://127.0.0.1:{port}", "disable_oauth": True, **keys}
         account.write_text(json.dumps(about))
         monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(account))
-        stores._opened.cache_clear()
+        forget_stores()
 
         def put(key: str, data: bytes) -> None:
             path = f"/upload/storage/v1/b/data/o?uploadType=media&name={urllib.parse.quote(key)}"
