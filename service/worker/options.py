@@ -142,7 +142,7 @@ class WorkerOptions(ServerOptions):
         int,
         Option(
             "What that directory may have. Above it, what was used longest ago is removed.",
-            least=1 << 20,
+            least=1,
         ),
     ] = 64 << 30
     payload_checksums: Annotated[
