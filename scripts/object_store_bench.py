@@ -130,8 +130,14 @@ def _nginx(directory: pathlib.Path) -> int:
     program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
     assert program, "nginx is needed: scripts/tool nginx-light nginx -v"
     subprocess.Popen(["setpriv", "--pdeathsig", "TERM", program, "-c", str(config)])
-    time.sleep(1)
-    return port
+    give_up_s = time.monotonic() + 30
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+            return port
+        except ConnectionRefusedError:
+            assert time.monotonic() < give_up_s, "nginx does not listen"
+            time.sleep(0.01)
 
 
 def main() -> None:

@@ -103,6 +103,7 @@ def test_files_of_records_lie_below_the_root(root: pathlib.Path, register: Regis
         (root, {}, True),
         (root.parent / "secret", {}, False),
         (root, {"index_dir": str(root.parent / "indexes")}, False),
+        (root, {"storage_options": {"endpoint": "http://127.0.0.1", "anonymous": True}}, False),
     ):
         request = register(str(path / "r.tfrecord"), **how)
         definition = ev.DatasetDefinition(

@@ -1,6 +1,6 @@
 """Ranges of objects on the worker's disk (`--cache-directory`).
 
-    <directory>/<hash of URL, size and ETag>/<begin>-<end>-<CRC-32C>    the bytes of that range
+    <directory>/<hash of URL, size, ETag and server>/<begin>-<end>-<CRC-32C>    the bytes of it
 
 A name says all of its content, so there is no index: processes and workers share a directory
 without a lock. A range appears by a rename, and is compared with its checksum when a process first
