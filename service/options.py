@@ -1,9 +1,8 @@
 """Options of servers: each is declared once, as a field of the server's dataclass.
 
-The field gives the name, the type, the unit (at the name's end) and the default. `Option`, in the
-annotation, gives the rest. Command line arguments, environment variables (FOREBAY_<NAME>), Python
-arguments and their help are derived from this. A field without an `Option` is not an option: it is
-for programs that build a server themselves.
+The field gives the name, the type and the unit (at the name's end), `option` the rest. Command line
+arguments, environment variables (FOREBAY_<NAME>), Python arguments and their help are derived from
+this. A field without `option` is for programs that build a server themselves.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import dataclasses
 import os
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from .address_forms import MAX_PORT, checked_address, checked_host
 from .errors import InvalidArgument
@@ -20,7 +19,7 @@ from .errors import InvalidArgument
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """Annotates a field as an option: `port: Annotated[int, Option("…", least=0)] = 0`.
+    """What an option is besides its name, type and default.
 
     Values are from `least` to `most`, inclusive. By default `most` is a sensible maximum for the
     unit. `off` is one more allowed value, which turns the feature off. `convert` converts a given
@@ -32,6 +31,12 @@ class Option:
     most: float | None = None
     off: float | None = None
     convert: Callable[[Any], Any] | None = None
+
+
+def option(default: Any, help: str, **more: Any) -> Any:  # noqa: A002
+    """A dataclass's field that is an option: `port: int = option(0, "…", least=0)`. `more` is what
+    `Option` has. One with the default dataclasses.MISSING is required."""
+    return dataclasses.field(default=default, metadata={"option": Option(help, **more)})
 
 
 _YEAR_H = 365 * 24
@@ -102,62 +107,48 @@ class ServerOptions:
     Raises InvalidArgument for a value that its option does not allow. None means the default.
     """
 
-    port: Annotated[int, Option("Port to listen on; 0: any free one.", least=0, most=MAX_PORT)] = 0
-    host: Annotated[str, Option("Address to listen on.", convert=checked_host)] = "127.0.0.1"
-    address: Annotated[
-        str,
-        Option(
-            "HOST:PORT that clients connect to; %port% stands for the port. By default, the "
-            "address that it listens on.",
-            convert=checked_address,
-        ),
-    ] = ""
-    http_port: Annotated[
-        int,
-        Option(
-            "Port of --host for /metrics (Prometheus), /healthz and /readyz; 0: any free one, "
-            "-1: none.",
-            least=0,
-            most=MAX_PORT,
-            off=-1,
-        ),
-    ] = -1
-    tls_ca: Annotated[
-        str,
-        Option("Certificates of the authorities that sign peers' certificates: a PEM file."),
-    ] = ""
-    tls_cert: Annotated[
-        str, Option("This server's certificate, and those between it and the CA: a PEM file.")
-    ] = ""
-    tls_key: Annotated[
-        str, Option("The certificate's private key, without a passphrase: a PEM file.")
-    ] = ""
-    token_file: Annotated[
-        str,
-        Option(
-            "A file with a token, of mode 600; several, comma-separated. Clients must send one of "
-            "the tokens, and need no certificate."
-        ),
-    ] = ""
-    insecure: Annotated[
-        bool,
-        Option("Listen beyond loopback without TLS: let in whoever reaches this server."),
-    ] = False
-    allow_tensorflow_clients: Annotated[
-        bool,
-        Option(
-            "Serve tf.data service's own clients and workers beyond loopback, too: they cannot "
-            "prove who they are."
-        ),
-    ] = False
-    load_op_library: Annotated[
-        tuple[str, ...],
-        Option(
-            "Libraries of custom ops that datasets use, comma-separated: shared objects for "
-            "TensorFlow's load_op_library.",
-            convert=paths,
-        ),
-    ] = ()
+    port: int = option(0, "Port to listen on; 0: any free one.", least=0, most=MAX_PORT)
+    host: str = option("127.0.0.1", "Address to listen on.", convert=checked_host)
+    address: str = option(
+        "",
+        "HOST:PORT that clients connect to; %port% stands for the port. By default, the "
+        "address that it listens on.",
+        convert=checked_address,
+    )
+    http_port: int = option(
+        -1,
+        "Port of --host for /metrics (Prometheus), /healthz and /readyz; 0: any free one, "
+        "-1: none.",
+        least=0,
+        most=MAX_PORT,
+        off=-1,
+    )
+    tls_ca: str = option(
+        "", "Certificates of the authorities that sign peers' certificates: a PEM file."
+    )
+    tls_cert: str = option(
+        "", "This server's certificate, and those between it and the CA: a PEM file."
+    )
+    tls_key: str = option("", "The certificate's private key, without a passphrase: a PEM file.")
+    token_file: str = option(
+        "",
+        "A file with a token, of mode 600; several, comma-separated. Clients must send one of "
+        "the tokens, and need no certificate.",
+    )
+    insecure: bool = option(
+        False, "Listen beyond loopback without TLS: let in whoever reaches this server."
+    )
+    allow_tensorflow_clients: bool = option(
+        False,
+        "Serve tf.data service's own clients and workers beyond loopback, too: they cannot "
+        "prove who they are.",
+    )
+    load_op_library: tuple[str, ...] = option(
+        (),
+        "Libraries of custom ops that datasets use, comma-separated: shared objects for "
+        "TensorFlow's load_op_library.",
+        convert=paths,
+    )
 
     def __post_init__(self) -> None:
         for declared in options_of(type(self)):
@@ -167,13 +158,11 @@ class ServerOptions:
 
 def options_of(options: type[ServerOptions]) -> tuple[Declared, ...]:
     """The options that a dataclass declares, in order."""
-    hints = typing.get_type_hints(options, include_extras=True)
-    declared = [(f, typing.get_args(hints[f.name])) for f in dataclasses.fields(options)]
+    hints = typing.get_type_hints(options)
     return tuple(
-        Declared(field.name, annotation[0], field.default, option)
-        for field, annotation in declared
-        for option in annotation[1:]
-        if isinstance(option, Option)
+        Declared(field.name, hints[field.name], field.default, field.metadata["option"])
+        for field in dataclasses.fields(options)
+        if "option" in field.metadata
     )
 
 
