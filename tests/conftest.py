@@ -175,6 +175,15 @@ def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherP
 
 
 @pytest.fixture(scope="module")
+def worker(dispatcher: DispatcherProcess) -> Iterator[None]:
+    """One, of that dispatcher."""
+    from .cluster import WorkerProcess
+
+    with WorkerProcess(dispatcher.address):
+        yield
+
+
+@pytest.fixture(scope="module")
 def workers(dispatcher: DispatcherProcess) -> Iterator[None]:
     """Two of them, of that dispatcher."""
     from .cluster import WorkerProcess

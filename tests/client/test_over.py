@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from forebay import service
 
-from ..cluster import WorkerProcess
 from ..stock import DispatcherProcess
 
 DYNAMIC = service.ShardingPolicy.DYNAMIC
@@ -18,14 +17,7 @@ count = tf.data.Dataset.range
 ALL = [0, 1, 2]
 OVER = "is over, so this iteration has no elements"
 
-
-@pytest.fixture(scope="module")
-def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
-    with (
-        DispatcherProcess(tmp_path_factory.mktemp("journal")) as running,
-        WorkerProcess(running.address),
-    ):
-        yield running
+pytestmark = pytest.mark.usefixtures("worker")
 
 
 def by_id(target: str, name: str, initial_epoch: int) -> Any:

@@ -11,20 +11,12 @@ import tensorflow as tf
 from forebay import service
 
 from .. import forks
-from ..cluster import WorkerProcess
 from ..stock import DispatcherProcess
 
 count = tf.data.Dataset.range
 DYNAMIC = service.ShardingPolicy.DYNAMIC
 
-
-@pytest.fixture(scope="module")
-def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
-    with (
-        DispatcherProcess(tmp_path_factory.mktemp("journal")) as running,
-        WorkerProcess(running.address),
-    ):
-        yield running
+pytestmark = pytest.mark.usefixtures("worker")
 
 
 def function(start: int, splits: range, **how: Any) -> Any:

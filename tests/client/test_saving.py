@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from forebay import service
 
-from ..cluster import WorkerProcess
 from ..stock import DispatcherProcess
 
 NUMBER = 300
@@ -20,12 +19,8 @@ Datasets = Callable[[Any], Any]
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with (
-        DispatcherProcess(tmp_path_factory.mktemp("journal")) as dispatcher,
-        WorkerProcess(dispatcher.address),
-    ):
-        yield dispatcher.target
+def target(dispatcher: DispatcherProcess, worker: None) -> str:
+    return dispatcher.target
 
 
 @pytest.fixture

@@ -268,11 +268,6 @@ class Attacked(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("ca"))
-
-
-@pytest.fixture(scope="module")
 def dispatcher(authority: Authority, tmp_path_factory: Any) -> Iterator[Attacked]:
     rules = tmp_path_factory.mktemp("rules") / "access.toml"
     rules.write_text("".join(f'[[grant]]\nto = ["{r}"]\nroles = ["{r}"]\n' for r in ROLES))

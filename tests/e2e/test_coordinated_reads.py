@@ -23,6 +23,8 @@ from ..forks import Fork
 from ..standbys import wait_until
 from ..stock import DispatcherProcess, ServerProcess, stock_consumers
 
+pytestmark = pytest.mark.usefixtures("workers")
+
 NAMES = itertools.count(1)
 LENGTHS = 7
 UNIT = 4096
@@ -136,16 +138,6 @@ def all_have_what_one_has_taken(number: int) -> bool:
 
 def _array(element: Any) -> Any:
     return element.numpy() if tf.is_tensor(element) else element
-
-
-@pytest.fixture(scope="module")
-def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
-    """A dispatcher with two workers."""
-    running = DispatcherProcess(tmp_path_factory.mktemp("journal"))
-    with running, contextlib.ExitStack() as workers:
-        for worker in [WorkerProcess(running.address) for _ in range(2)]:
-            workers.enter_context(worker)
-        yield running
 
 
 @pytest.mark.parametrize("as_dataset", [False, True])

@@ -14,19 +14,12 @@ from tensorflow.python.distribute import input_ops
 
 from forebay import service
 
-from ..cluster import WorkerProcess
 from ..stock import DispatcherProcess
 
 AutoShardPolicy = tf.data.experimental.AutoShardPolicy
 OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
 INFINITE = tf.data.INFINITE_CARDINALITY
 count = tf.data.Dataset.range
-
-
-@pytest.fixture(scope="module")
-def workers(dispatcher: DispatcherProcess) -> Iterator[None]:
-    with WorkerProcess(dispatcher.address):
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +70,7 @@ def test_a_stock_clients_registration_has_its_cardinality_too(
     assert int(read.cardinality()) == INFINITE
 
 
-@pytest.mark.usefixtures("workers")
+@pytest.mark.usefixtures("worker")
 def test_elements_come_whatever_the_cardinality(dispatcher: DispatcherProcess) -> None:
     def read(dataset: Any) -> list[int]:
         elements = dataset.map(tf.range).apply(service.distribute(OFF, dispatcher.target))
@@ -88,7 +81,7 @@ def test_elements_come_whatever_the_cardinality(dispatcher: DispatcherProcess) -
     assert read(count(9).filter(lambda i: i > 9).repeat()) == []  # "infinite", and it ends
 
 
-@pytest.mark.usefixtures("workers")
+@pytest.mark.usefixtures("worker")
 def test_a_wrong_element_spec_is_refused(dispatcher: DispatcherProcess) -> None:
     dataset = tf.data.Dataset.from_tensors({"x": 0.75})
     for dataset_id in (
@@ -111,7 +104,7 @@ def test_a_wrong_element_spec_is_refused(dispatcher: DispatcherProcess) -> None:
         assert [float(e["x"]) for e in read] == [0.75]
 
 
-@pytest.mark.usefixtures("workers")
+@pytest.mark.usefixtures("worker")
 def test_an_endless_repeat_goes_on_after_an_epoch_without_elements(
     dispatcher: DispatcherProcess,
 ) -> None:
@@ -189,7 +182,7 @@ def test_a_traced_function_knows_the_options(dispatcher: DispatcherProcess) -> N
     assert int(trace()) == 1
 
 
-@pytest.mark.usefixtures("workers")
+@pytest.mark.usefixtures("worker")
 def test_trainers_of_a_strategy_get_all_of_a_shared_job(dispatcher: DispatcherProcess) -> None:
     """What each of two processes does under MultiWorkerMirroredStrategy."""
     dataset_id = service.register_dataset(dispatcher.target, count(40).batch(4))
@@ -203,7 +196,7 @@ def test_trainers_of_a_strategy_get_all_of_a_shared_job(dispatcher: DispatcherPr
         assert sorted(itertools.chain.from_iterable(got)) == list(range(40))
 
 
-@pytest.mark.usefixtures("workers")
+@pytest.mark.usefixtures("worker")
 @pytest.mark.parametrize("element", [lambda i: i, lambda i: tf.fill([i], i)])
 def test_trainers_of_a_strategy_get_their_shares_of_jobs_of_their_own(
     dispatcher: DispatcherProcess, element: Callable[[Any], Any]

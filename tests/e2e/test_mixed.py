@@ -5,7 +5,6 @@ from __future__ import annotations
 import pathlib
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,11 +23,7 @@ DYNAMIC = "distributed_epoch"
 STOCK_HEARTBEAT_S = 1.0
 
 
-@pytest.fixture(scope="module")
-def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
-    journal = tmp_path_factory.mktemp("journal")
-    with DispatcherProcess(journal) as running, WorkerProcess(running.address):
-        yield running
+pytestmark = pytest.mark.usefixtures("worker")
 
 
 def test_both_clients_share_a_job(dispatcher: DispatcherProcess) -> None:

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from forebay import service
 
-from ..cluster import WorkerProcess
 from ..stock import DispatcherProcess
 
 BATCH = 8
@@ -24,15 +23,7 @@ Batches = Callable[[], Iterator[int]]
 """Begins to read; yields how many elements each batch has."""
 
 
-@pytest.fixture(scope="module")
-def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
-    directory = tmp_path_factory.mktemp("journal")
-    with (
-        DispatcherProcess(directory) as running,
-        WorkerProcess(running.address),
-        WorkerProcess(running.address),
-    ):
-        yield running
+pytestmark = pytest.mark.usefixtures("workers")
 
 
 def by_read(dispatcher: DispatcherProcess, dataset_id: str, **how: Any) -> Batches:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pathlib
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ import tensorflow as tf
 from forebay import service
 
 from .. import forks
-from ..cluster import WorkerProcess
 from ..pipelines.pipelines import document, masked, plain
 from ..stock import DispatcherProcess
 
@@ -24,10 +22,8 @@ MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    directory = tmp_path_factory.mktemp("journal")
-    with DispatcherProcess(directory) as dispatcher, WorkerProcess(dispatcher.address):
-        yield f"grpc://{dispatcher.address}"
+def target(dispatcher: DispatcherProcess, worker: None) -> str:
+    return f"grpc://{dispatcher.address}"
 
 
 def test_a_loop_inside_a_function(target: str) -> None:

@@ -27,19 +27,12 @@ from forebay.service.materialized.run import shards_done
 from forebay.service.pipelines.tf_data.element_specs import decode_metadata
 from forebay.storage.errors import Corrupt
 
-from ..cluster import WorkerProcess
 from ..forks import Fork
 from ..standbys import wait_until
 from ..stock import DispatcherProcess
 from . import store
 
 DYNAMIC = service.ShardingPolicy.DYNAMIC
-
-
-@pytest.fixture(scope="module")
-def worker(dispatcher: DispatcherProcess) -> Iterator[None]:
-    with WorkerProcess(dispatcher.address):
-        yield
 
 
 def files_of(directory: pathlib.Path) -> dict[str, bytes]:
