@@ -134,6 +134,8 @@ def test_errors_are_tensorflows_and_ours(target: str) -> None:
     for kind in (NotFound, tf.errors.NotFoundError):
         with pytest.raises(kind, match="Dataset id nobody's not found"):
             service.from_dataset_id(OFF, target, "nobody's")
+    with pytest.raises(NotFound, match="Dataset id nobody's not found"):
+        service.read(target, "nobody's")
     service.register_dataset(target, tf.data.Dataset.range(3), dataset_id="numbers")
     for other in (ValueError, tf.errors.InvalidArgumentError, service.ForebayError):
         with pytest.raises(other, match="should have the same structure"):

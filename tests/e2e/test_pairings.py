@@ -319,13 +319,13 @@ def test_workers_on_the_hosts_of_trainers(
         # A tag that nobody knows means nothing.
         here = workers.WorkerServer(stock_worker(dispatcher.address, worker_tags=["unused"]))
         stack.callback(here._stop)
-        assert read("OFF", "ANY") == sorted(everything * WORKERS)
+        assert read("OFF", "any") == sorted(everything * WORKERS)
         assert read("OFF") == everything
         assert read("DYNAMIC") == everything  # the other one takes no splits
         python = count(4).map(lambda x: tf.numpy_function(lambda n: -n, [x], tf.int64))
         assert read("OFF", dataset=python) == [-3, -2, -1, 0]  # by who has its Python
         if has_local_ones:
-            assert read("OFF", "LOCAL") == everything
+            assert read("OFF", "LOCAL") == read("DYNAMIC", "local") == everything
             assert read("DATA") == [*range(1, 40, WORKERS)]  # the shard of the second
         else:
             are_refused()

@@ -48,13 +48,6 @@ def test_an_epoch_goes_on_while_a_worker_comes(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.usefixtures("workers")
 class TestHealthy:
-    def test_each_iteration_is_an_epoch(self, dispatcher: DispatcherProcess) -> None:
-        distribute = service.distribute(DYNAMIC, dispatcher.target, job_name="epochs")
-        dataset = tf.data.Dataset.range(40).apply(distribute)
-        for _ in range(2):
-            assert sorted(numbers(dataset)) == list(range(40))
-        assert sorted(numbers(dataset.repeat(2))) == sorted([*range(40)] * 2)
-
     @pytest.mark.parametrize(("drop", "sizes"), [(False, [8, 8, 8, 8, 8, 1]), (True, [8] * 5)])
     def test_batches_are_as_those_of_an_ordered_read(
         self, dispatcher: DispatcherProcess, drop: bool, sizes: list[int]
@@ -147,12 +140,6 @@ class TestHealthy:
         with pytest.raises(tf.errors.InvalidArgumentError):
             list(service.from_dataset_id(OFF, dispatcher.target, dataset_id))
 
-    def test_an_unknown_dataset_is_an_error(self, dispatcher: DispatcherProcess) -> None:
-        with pytest.raises(NotFound, match="4711"):
-            service.from_dataset_id(OFF, dispatcher.target, "4711")
-        with pytest.raises(NotFound, match="4711"):
-            service.read(dispatcher.target, "4711")
-
 
 class TestKilled:
     """Each test has its own cluster. `slow` elements leave time to kill a process in mid-epoch."""
@@ -175,20 +162,6 @@ class TestKilled:
                 if len(got) % (self.SIZE // 4) == 10:
                     d.kill_and_restart()
             assert sorted(got) == list(range(self.SIZE))
-
-    def test_a_worker_is_killed(self, tmp_path: pathlib.Path) -> None:
-        with (
-            DispatcherProcess(tmp_path) as d,
-            WorkerProcess(d.address),
-            WorkerProcess(d.address) as w,
-        ):
-            got = []
-            for x in self.start(d):
-                got.append(x)
-                if len(got) == self.SIZE // 4:
-                    w.kill()
-            assert len(set(got)) == len(got), "at most once"
-            assert len(got) > self.SIZE // 2, "the other worker goes on"
 
     def test_a_worker_is_killed_that_reads_everything(self, tmp_path: pathlib.Path) -> None:
         with (

@@ -74,18 +74,6 @@ def test_a_dataset_that_cannot_be_split_is_refused_where_it_is_read(
         way(OFF)
 
 
-def test_a_zip_that_workers_would_mismatch_can_be_read_unsharded(
-    dispatcher: DispatcherProcess,
-) -> None:
-    neighbours = zipped((count(100), count(100).skip(1)))
-    dataset_id = service.register_dataset(dispatcher.target, neighbours)
-    with (
-        WorkerProcess(dispatcher.address).until_told(),
-        service.read(dispatcher.target, dataset_id) as elements,
-    ):
-        assert [(int(a), int(b)) for a, b in elements] == [(i, i + 1) for i in range(99)]
-
-
 def test_a_drained_worker_leaves_no_pass_incomplete(dispatcher: DispatcherProcess) -> None:
     dataset_id = service.register_dataset(dispatcher.target, count(1000).repeat(40))
     with (

@@ -209,28 +209,6 @@ class TestInOneProcess:
                 with pytest.raises(ValueError, match="read-only"):
                     array += 1
 
-    def test_some_targets_leave_other_workers_alone(
-        self, dispatcher: DispatcherProcess, dataset_id: str, used: set[str]
-    ) -> None:
-        with WorkerProcess(dispatcher.address, tags="unused,Colocated").until_told():
-            everywhere = service.read(dispatcher.target, dataset_id, target_workers="any")
-            assert sorted(numbers(everywhere)) == sorted([*range(SIZE)] * 2)
-            assert used == {"local", UNIX}
-            used.clear()
-            for targets in ("AUTO", "local"):  # this is no worker of another trainer's host
-                here = service.from_dataset_id(
-                    OFF, dispatcher.target, dataset_id, target_workers=targets
-                )
-                assert [int(x) for x in here] == [*range(SIZE)]
-            assert used == {"local"}
-            # Nor does it lease what nobody would read.
-            for client, targets in ((service, "AUTO"), (service, "LOCAL"), (stock, "AUTO")):
-                distribute = client.distribute(
-                    client.ShardingPolicy.DYNAMIC, dispatcher.target, target_workers=targets
-                )
-                here = tf.data.Dataset.range(SIZE).apply(distribute)
-                assert sorted(int(x) for x in here) == [*range(SIZE)], (client, targets)
-
     def test_who_shares_a_job_has_the_same_targets(
         self, dispatcher: DispatcherProcess, dataset_id: str
     ) -> None:
