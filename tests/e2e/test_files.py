@@ -112,18 +112,6 @@ def test_the_order_is_what_arithmetic_says(cluster: Cluster, data: Data) -> None
         assert found == expected[position - epoch * data.count :], (case, order, position)
 
 
-def test_each_epoch_has_each_record_once_in_another_order(cluster: Cluster, data: Data) -> None:
-    dataset_id = data.register(cluster.target, shuffle_records=True)
-    epochs = [
-        read(cluster.target, dataset_id, start_position=number * data.count, seed=5).elements
-        for number in range(2)
-    ]
-    assert all(Counter(epoch) == Counter(data.records) for epoch in epochs)
-    assert len({*map(tuple, epochs)}) == 2
-    again = read(cluster.target, dataset_id, start_position=data.count + 17, seed=5).elements
-    assert again == epochs[1][17:]
-
-
 def test_splits_of_a_bundle_follow_each_other(cluster: Cluster, data: Data) -> None:
     """Also where a bundle has several, whose lengths nobody has declared."""
     dataset_id = data.register(cluster.target)

@@ -154,15 +154,6 @@ class TestKilled:
         elements = service.read(dispatcher.target, dataset_id, processing_mode=mode)
         return (int(x) for x in elements)
 
-    def test_the_dispatcher_is_killed_again_and_again(self, tmp_path: pathlib.Path) -> None:
-        with DispatcherProcess(tmp_path) as d, WorkerProcess(d.address), WorkerProcess(d.address):
-            got = []
-            for x in self.start(d):
-                got.append(x)
-                if len(got) % (self.SIZE // 4) == 10:
-                    d.kill_and_restart()
-            assert sorted(got) == list(range(self.SIZE))
-
     def test_a_worker_is_killed_that_reads_everything(self, tmp_path: pathlib.Path) -> None:
         with (
             DispatcherProcess(tmp_path) as d,
