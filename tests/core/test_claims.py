@@ -171,14 +171,6 @@ def test_the_last_one_done_finishes_the_epoch() -> None:
     assert given.claim(again, most=1).claims == {0: 0}
 
 
-def test_the_first_request_finishes_an_empty_dataset() -> None:
-    given = Claiming(0)
-    consumer = given.join()
-    assert given.claim(consumer) == Claimed({}, 0)
-    assert given.then == ["iteration_paused", "iteration_finished"]
-    assert given.iteration_of(consumer).finished
-
-
 def test_the_next_consumer_goes_on_where_the_last_one_left() -> None:
     given = Claiming(3)
     consumer = given.join()
@@ -201,17 +193,6 @@ def test_a_job_without_a_name_goes_with_its_consumer() -> None:
     given.claim(consumer)
     given.leave(consumer)
     assert given.then == ["consumer_left", "iteration_collected"]
-
-
-def test_workers_come_and_go_and_claims_stay() -> None:
-    given = Claiming()
-    consumer = given.join()
-    claims = given.claim(consumer, most=3).claims
-    given.when(c.LoseWorker(worker_id=given.worker_id, reason="r"))
-    assert given.then == ["worker_lost"]
-    given.worker(2)
-    assert given.then == ["worker_registered", "task_created"]
-    assert given.claim(consumer, most=0).claims == claims
 
 
 def test_stock_workers_and_clients_have_no_part_in_it() -> None:

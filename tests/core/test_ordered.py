@@ -252,20 +252,6 @@ def test_the_place_of_one_that_is_gone_is_taken() -> None:
     assert given.iteration_of(another).consumers == {another.consumer_id}
 
 
-def test_another_group_comes_when_the_first_is_gone() -> None:
-    given = Ordered()
-    worker = given.worker(1)
-    first, second = given.join(0), given.join(1)
-    given.leave(first)
-    assert given.then == ["consumer_left"]
-    given.leave(second)
-    assert given.then == ["consumer_left", "iteration_collected"]
-    assert given.tasks_at(worker) == [0]
-    third = given.join(4, of=5, start=160)
-    assert given.then == ["iteration_created", "task_created", "consumer_joined"]
-    assert given.iteration_of(third).consumers == {third.consumer_id}
-
-
 def test_an_ordered_job_without_a_name_goes_with_its_last_consumer() -> None:
     given = Ordered()
     given.worker(1)

@@ -276,32 +276,6 @@ def test_a_task_of_another_read_is_not_removed() -> None:
 
 
 @pytest.mark.parametrize("sharding", [ev.OFF, ev.DYNAMIC])
-def test_consumers_that_all_died_begin_anew_with_round_0(sharding: int) -> None:
-    rounds = Rounds(sharding=sharding)
-    first = rounds.worker(1)
-    a, b = rounds.join(), rounds.join()
-    task_id = rounds.task_of(first)
-    rounds.lease(task_id, 5) if sharding == ev.DYNAMIC else None
-    rounds.report(a, 30)
-    late, lost = rounds.worker(2), rounds.worker(3)
-    pending = rounds.task_of(late)
-    rounds.when(c.LoseWorker(worker_id=lost, reason="r"))
-    rounds.leave(a)
-    assert rounds.then == ["consumer_left"]
-    rounds.leave(b)
-    over = ["iteration_collected"] if sharding == ev.OFF else ["lease_lost", "iteration_paused"]
-    assert rounds.then == ["consumer_left", *over]
-    assert not (rounds.state.tasks or rounds.state.leases)
-    rounds.join()
-    begun = ["iteration_created"] if sharding == ev.OFF else []
-    assert rounds.then == [*begun, "task_created", "task_created", "consumer_joined"]
-    assert rounds.starting_rounds == [0, 0]
-    assert not {task_id, pending} & set(rounds.read.tasks)
-    if sharding == ev.DYNAMIC:
-        assert rounds.lease(rounds.task_of(first), 5).first == 5  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("sharding", [ev.OFF, ev.DYNAMIC])
 def test_all_begin_anew_with_a_consumer_that_is_started_again(sharding: int) -> None:
     rounds = Rounds(sharding=sharding)
     first = rounds.worker(1)
@@ -398,30 +372,6 @@ def test_consumers_that_are_ejected_begin_anew(sharding: int) -> None:
         rounds.join(index=index)
         assert "consumer_left" not in rounds.then
     assert rounds.starting_rounds == [0]
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_consumers_that_all_died_come_back_in_any_order(first: int) -> None:
-    """One had begun, and stopped before the first round; the other had only joined."""
-    rounds = Rounds()
-    begun = rounds.join(index=0)
-    rounds.report(begun, 0)
-    rounds.worker(1)
-    rounds.report(begun, 0)
-    rounds.report(begun, 0, blocked=1)
-    rounds.join(index=1)
-    again = rounds.join(index=first)
-    rounds.report(again, 0)
-    if first == 1:  # nobody knows yet that the other one has died
-        assert rounds.report(again, 0, blocked=1) == ["consumer_blocked", "task_started"]
-    rounds.join(index=1 - first)
-    if first == 1:
-        assert rounds.then[:3] == ["consumer_left", "consumer_left", "iteration_collected"]
-        with pytest.raises(NotFound):  # of which it hears as soon as it reads on
-            rounds.report(again, 7)
-        rounds.join(index=1)
-    assert rounds.then == ["consumer_joined"]
-    assert rounds.starting_rounds == [0] and len(rounds.read.consumers) == 2
 
 
 @pytest.mark.parametrize("index", [-1, 2])

@@ -76,15 +76,6 @@ def test_a_lease_whose_answer_was_lost_with_the_worker_is_found_when_it_comes_ba
     assert given.then == []
 
 
-def test_another_process_does_not_go_on_with_a_lost_task() -> None:
-    given = Given()
-    worker_id = given.worker(7)
-    given.iteration()
-    task_id = given.task_of(worker_id)
-    given.when(c.LoseWorker(worker_id=worker_id, reason="no sign of life"))
-    assert given.task_of(given.worker(8)) != task_id
-
-
 @pytest.mark.parametrize("ends", ["finished", "collected", "replaced", "repaired", "departed"])
 def test_a_task_that_nobody_can_go_on_with_is_forgotten(ends: str) -> None:
     given = Given()

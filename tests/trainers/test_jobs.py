@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import pathlib
-import subprocess
-import sys
 from collections.abc import Generator
 from typing import Any
 from weakref import WeakSet
@@ -143,12 +141,6 @@ def test_a_process_that_does_not_share_the_job_is_warned_under_every_launcher(
         assert not caplog.messages
         warn_if_unshared(None)
     assert sum("each of the 2 tasks" in said for said in caplog.messages) == warned
-
-
-def test_no_framework_is_imported() -> None:
-    code = "import sys, forebay.service.trainers.jobs; print(*sys.modules)"
-    loaded = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)
-    assert not {"tensorflow", "torch", "jax", "keras"} & set(loaded.split())
 
 
 def test_an_iteration_that_another_thread_fails_while_it_waits_does_not_just_end() -> None:
