@@ -51,7 +51,8 @@ def python_dataset_of(stored: bytes) -> python_pb2.PythonDataset:
     try:
         dataset = python_pb2.PythonDataset.FromString(stored)
         if dataset.files:
-            manifest.decode(dataset.files)
+            for _ in manifest.decode(dataset.files).files:
+                pass  # decoded
     except (DecodeError, ValueError, RecursionError) as error:
         raise InvalidArgument(
             f"the {len(stored)} bytes registered as a Python dataset do not parse: {error}"

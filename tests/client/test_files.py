@@ -10,6 +10,7 @@ import pathlib
 import shutil
 import subprocess
 import tarfile
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +25,7 @@ from forebay.service.pipelines.files import record_index, tars, tfrecords
 from forebay.service.pipelines.files.byte_sources import ByteSource, opened_now
 from forebay.service.pipelines.files.formats import Damaged, Facts
 from forebay.service.pipelines.files.known_formats import FORMATS
+from forebay.service.pipelines.files.manifest import FileEntry, Manifest, decode, difference
 from forebay.service.pipelines.files.reading import FileRecords
 from forebay.service.pipelines.kinds.files import definition
 from forebay.service.pipelines.kinds.patterns import expanded
@@ -341,3 +343,17 @@ def test_a_directory_has_shards_and_what_indices_list(
     shutil.copytree(pathlib.Path(__file__).parents[1] / "pipelines/mds", tmp_path / "mds/train")
     shutil.copy(tmp_path / "mds/train/shard.00000.mds", tmp_path / "mds/train/stray.mds")
     assert len(register(tmp_path / "mds")._manifest.files) == 4
+
+
+def test_files_that_are_not_opened_take_little_memory() -> None:
+    entries = [FileEntry(f"s3://a/{n}", n, f"ETag {n:032x}", 9, {"a": n}) for n in range(20_000)]
+    stored = Manifest(format="parquet", files=entries, cuts=[0], structure="{}").encode()
+    tracemalloc.start()
+    found = decode(memoryview(stored))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 12 * len(entries)
+    assert [*found.files] == entries
+    assert found.encode() == stored
+    other = Manifest(format="parquet", files=entries[1:], cuts=[0], structure="{}").encode()
+    assert difference(stored, other).startswith("list of files (s3://a/0 was removed, with 0 bytes")

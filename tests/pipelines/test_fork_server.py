@@ -6,6 +6,7 @@ import contextlib
 import errno
 import gc
 import itertools
+import mmap
 import os
 import pathlib
 import signal
@@ -19,9 +20,8 @@ import pytest
 
 from forebay.service.errors import PipelineError
 from forebay.service.pipelines.python import child_connections
-from forebay.service.pipelines.python.child_connections import Died, PythonChild
+from forebay.service.pipelines.python.child_connections import Died, PythonChild, StoredDataset
 from forebay.service.pipelines.python.fork_server import HERE, ForkServer, ended, readable
-from forebay.service.shared import new_slab
 
 from .functions import INT, numbers, pipeline_of, read
 
@@ -92,7 +92,7 @@ def test_a_fork_that_fails_is_said_and_costs_nothing_else(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     fork_server, processes = ForkServer("refusing"), set[int]()
     for _ in range(3):
-        child = PythonChild(fork_server, b"definition", INT)
+        child = PythonChild(fork_server, StoredDataset(INT, b"definition"))
         died = child.receive()
         assert isinstance(died, Died)
         assert died.how.startswith("it could not be forked: [Errno 11] too many")
@@ -147,7 +147,16 @@ def test_a_signal_to_all_of_a_workers_processes_does_not_end_them_before_it() ->
     assert read(function, range(3)) == [-signal.SIGTERM] * 3
 
 
-@pytest.mark.parametrize("fails", ["first slab", "second slab", "fork"])
+def test_no_child_can_change_what_others_are_told() -> None:
+    dataset = StoredDataset(INT, b"definition", b"files")
+    with pytest.raises(PermissionError):
+        os.pwrite(dataset.descriptor, b"x", 0)
+    with pytest.raises(PermissionError):
+        mmap.mmap(dataset.descriptor, 1)
+    assert dataset.files() == b"files"
+
+
+@pytest.mark.parametrize("fails", ["sealed_file", "new_slab", "fork"])
 def test_a_process_that_cannot_be_started_costs_no_descriptor(
     fails: str, fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,16 +164,14 @@ def test_a_process_that_cannot_be_started_costs_no_descriptor(
         raise OSError(errno.EMFILE, "too many")
 
     connection, control = asked(fork_server)  # so that it has started
-    slabs: Iterator[Callable[[int], object]] = iter([new_slab, refused])
-    if fails == "first slab":
-        next(slabs)
-    monkeypatch.setattr(child_connections, "new_slab", lambda size: next(slabs)(size))
     if fails == "fork":
         monkeypatch.setattr(fork_server, "_ask", refused)
+    else:
+        monkeypatch.setattr(child_connections, fails, refused)
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(PipelineError, match=r"no process can be started: .*too many") as raised:
-        PythonChild(fork_server, b"definition", INT)
+        PythonChild(fork_server, StoredDataset(INT, b"definition"))
     assert raised.value.code == "RESOURCE_EXHAUSTED"
     del raised
     gc.collect()  # memory that is mapped holds a descriptor

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 import msgspec
-import numpy as np
 import pytest
 
 from forebay.service.errors import PipelineError, Unavailable
@@ -35,6 +34,7 @@ from forebay.service.pipelines.python.child_blocks import (
     SLABS,
     FunctionFailed,
 )
+from forebay.service.pipelines.python.child_connections import StoredDataset
 from forebay.service.pipelines.python.fork_server import HERE
 from forebay.service.shared import new_slab
 
@@ -513,13 +513,11 @@ def child_here(
     """In this process, and what it has said since that was asked for."""
     told = python_dataset(range(splits))(function)
     definition = request_of(told, range(splits), INT).python
-    stored, memory = new_slab(len(INT) + len(definition))
-    memory[: len(INT) + len(definition)] = np.frombuffer(INT.encode() + definition, np.uint8)
+    dataset = StoredDataset(INT, definition)
     progress, _ = new_slab(child.PROGRESS_BYTES)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    setup = msgspec.msgpack.encode(["setup", len(INT), len(definition)])
-    socket.send_fds(ours, [setup], [stored, progress])
-    os.close(stored)
+    setup = msgspec.msgpack.encode(["setup", *dataset.sizes])
+    socket.send_fds(ours, [setup], [dataset.descriptor, progress])
     os.close(progress)
 
     def said() -> list[list[object]]:

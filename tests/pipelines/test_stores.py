@@ -22,7 +22,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound
 from forebay.service.order import permuted_many
-from forebay.service.pipelines.files import byte_cache, byte_sources, stores
+from forebay.service.pipelines.files import byte_cache, byte_sources, open_files, stores
 from forebay.service.pipelines.files.manifest import decode
 from forebay.service.pipelines.files.reading import FileRecords
 from forebay.service.pipelines.kinds import file_inspector
@@ -60,6 +60,7 @@ def store(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Obje
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     file_inspector._fork_server.close()  # its children have the environment of its start
+    monkeypatch.setattr(byte_sources, "SMALL_BYTES", 0)  # or all of these objects are small
     server.proxy.faults = Faults()
     server.proxy.forget()
     yield server
@@ -129,16 +130,21 @@ def test_splits_of_a_function_are_the_objects_of_a_pattern(
         listed(f"{url}/*.nothing")
 
 
+@pytest.mark.parametrize("small_bytes", [0, byte_sources.SMALL_BYTES])
 @pytest.mark.parametrize("format", FORMATS)
 def test_records_are_those_of_local_files(
     store: ObjectStore,
     register: Register,
     tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    small_bytes: int,
     format: str,  # noqa: A002
 ) -> None:
-    """Of each format, with one LIST."""
+    """Of each format, with one LIST; registered in this process or in others."""
+    monkeypatch.setattr(byte_sources, "SMALL_BYTES", small_bytes)
+    monkeypatch.setattr(file_inspector, "_MANY_OBJECTS", 1 if small_bytes else 16)
     records = [*map(flat, written(format, tmp_path, COUNTS))]
-    prefix = f"{format}/a b%20+ü"
+    prefix = f"{format}/{small_bytes}/a b%20+ü"
     url = put(store, tmp_path, prefix) + ("/mds" if format == "mds" else "")
     columns: dict[str, Any] = {"columns": MDS_COLUMNS} if format == "mds" else {}
     request = register(url, **columns)
@@ -204,6 +210,39 @@ def test_only_what_is_needed_is_fetched(
     about = pq.read_metadata(tmp_path / "0.parquet")
     needed = sum(about.row_group(n).column(3).total_compressed_size for n in range(4))
     assert store.proxy.sent_bytes <= 1.05 * needed + (64 << 10)  # and the footer
+
+
+@pytest.mark.parametrize("format", ["parquet", "jsonl"])
+def test_many_small_objects_cost_few_requests_many_at_a_time(
+    store: ObjectStore,
+    register: Register,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    format: str,  # noqa: A002
+) -> None:
+    """An epoch fetches each once; open ones take no memory of those that were read."""
+    monkeypatch.setattr(byte_sources, "SMALL_BYTES", 128 << 10)
+    monkeypatch.setattr(open_files, "FEW_OPEN", 5)
+    for number in range(60):
+        path = tmp_path / f"{number:02}.{format}"
+        if format == "parquet":
+            pq.write_table(pa.table({"n": [2 * number, 2 * number + 1]}), path)
+        else:
+            path.write_text(f'{{"n": {2 * number}}}\n{{"n": {2 * number + 1}}}\n')
+    url = put(store, tmp_path, f"many/{format}")
+    size = sum(path.stat().st_size for path in tmp_path.iterdir())
+    store.proxy.faults = Faults(latency_s=0.25)
+    request = register(url, split_records=40)
+    assert (store.proxy.lists, store.proxy.gets) == (1, 60 + 1)  # and the first one's begin
+    assert store.proxy.most_at_once > 16
+    store.proxy.forget()
+    assert numbers(request) == [*range(120)]
+    if format == "parquet":
+        assert (store.proxy.gets, store.proxy.sent_bytes) == (60, size)
+    assert store.proxy.most_at_once > 8
+    files = opened(request)
+    [*files.blocks(0)]
+    assert len(files._ranges.files._open) == 5
 
 
 def test_a_compressed_object_is_fetched_once(

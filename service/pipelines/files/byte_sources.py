@@ -33,6 +33,9 @@ PART_BYTES = 8 << 20
 AHEAD_BYTES = 32 << 20
 """Asked for and not read yet, of the file that a thread reads."""
 
+SMALL_BYTES = 128 << 10
+"""An object of no more may be asked for as a whole, and is kept while it is open."""
+
 Range = tuple[int, int]
 """Begin and end."""
 
@@ -140,19 +143,36 @@ _planning = threading.local()
 class RemoteFile(ByteSource):
     """An object of a store."""
 
-    def __init__(self, entry: manifest.FileEntry, options: dict[str, Any]) -> None:
-        """`options` are storage_options. Nothing is asked for here."""
+    def __init__(
+        self, entry: manifest.FileEntry, options: dict[str, Any], *, as_whole: bool = False
+    ) -> None:
+        """`options` are storage_options; `as_whole`: all of it will be read. Nothing is asked for
+        here."""
         super().__init__(entry)
         self._fetch = functools.partial(stores.fetch, entry, options)
         self._key = byte_cache.key_of(entry, options)
         self._planned: deque[Range] = deque()
         self._asked: deque[tuple[Range, Future[bytes]]] = deque()
         self._asked_bytes = 0
+        self._as_whole = as_whole and self.size <= SMALL_BYTES
+        self._whole: Future[bytes] | bytes | None = None
+
+    def fetch(self) -> None:
+        """Ask for all of it, without waiting."""
+        self._whole = self._whole or _pool().submit(self._got, 0, self.size)
+
+    def _all(self) -> bytes:
+        found, self._whole = self._whole, None
+        whole = found.result() if isinstance(found, Future) else found or self._got(0, self.size)
+        self._whole = whole
+        return whole
 
     def read(self, start: int, size: int) -> bytes | memoryview:
         stop = min(start + size, self.size)
         if start >= stop:
             return b""
+        if self._as_whole:
+            return memoryview(self._all())[start:stop]
         found: list[bytes | memoryview] = []
         while start < stop:
             planned = self._of_plan(start, stop)
@@ -193,6 +213,7 @@ class RemoteFile(ByteSource):
             (begin, min(begin + PART_BYTES, stop))
             for start, stop in ranges
             for begin in range(start, stop, PART_BYTES)
+            if not self._as_whole
         )
         self._ask()
 
@@ -205,6 +226,7 @@ class RemoteFile(ByteSource):
 
     def close(self) -> None:
         self._forget()
+        self._whole = None
         super().close()
 
 
@@ -240,11 +262,13 @@ class _View(io.RawIOBase):
         return len(data)
 
 
-def opened(entry: manifest.FileEntry, options: dict[str, Any]) -> ByteSource:
-    """`options` are storage_options. Raises FailedPrecondition if a local file is not there, or is
-    another one than was registered (an object is compared when it is read); OSError."""
+def opened(
+    entry: manifest.FileEntry, options: dict[str, Any], *, as_whole: bool = False
+) -> ByteSource:
+    """Arguments are those of RemoteFile. Raises FailedPrecondition if a local file is not there, or
+    is another one than was registered (an object is compared when it is read); OSError."""
     if stores.is_url(entry.path):
-        return RemoteFile(entry, options)
+        return RemoteFile(entry, options, as_whole=as_whole)
     return LocalFile(entry, manifest.opened(entry))
 
 

@@ -25,8 +25,8 @@ from .manifest import FileEntry
 
 _MOST_BYTES = 64 << 20  # of a message
 
-AT_ONCE = 32
-"""Objects of a store that are looked at together."""
+AT_ONCE = 64
+"""Files that are looked at together."""
 
 ERRORS = {kind.__name__: kind for kind in (Damaged, InvalidArgument, FailedPrecondition)}
 
@@ -37,38 +37,38 @@ def serve(connection: socket.socket) -> None:
     of, options = received(channel)
     send(channel, "begun")
     pool = ThreadPool(AT_ONCE, "forebay-inspect")
-    answers: queue.SimpleQueue[Future[list[Any]]] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[Future[bytes]] = queue.SimpleQueue()
 
     def answer() -> None:
         while True:
-            send(channel, answers.get().result())
+            channel.send_bytes(answers.get().result())
 
     threading.Thread(target=answer, name="forebay-answer", daemon=True).start()
     while (entry := received(channel)) is not None:
         answers.put(pool.submit(_answer, of, options, FileEntry(*entry)))
 
 
-def _answer(of: str, options: Options, entry: FileEntry) -> list[Any]:
+def _answer(of: str, options: Options, entry: FileEntry) -> bytes:
     try:
-        answer = ["facts", *inspected(of, options, entry)]
-        msgspec.msgpack.encode(answer)
-        return answer
-    except OSError as error:
-        if error.errno:
-            return ["error", error.errno, error.strerror, error.filename]
-        return ["error", Damaged.__name__, str(error)]
-    except (InvalidArgument, FailedPrecondition, Damaged) as error:
-        kind = next(name for name, one in ERRORS.items() if isinstance(error, one))
-        return ["error", kind, str(error)]
+        return msgspec.msgpack.encode(["facts", *inspected(of, options, entry)])
     except Exception as error:  # noqa: BLE001 - a library's reader may raise anything
-        return ["error", Damaged.__name__, f"{type(error).__name__}: {error}"]
+        return msgspec.msgpack.encode(["error", *_said(error)])
+
+
+def _said(error: Exception) -> list[Any]:
+    if isinstance(error, OSError) and error.errno:
+        return [error.errno, error.strerror, error.filename]
+    kind = next((name for name, one in ERRORS.items() if isinstance(error, one)), "")
+    said = str(error) if kind or isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+    return [kind or Damaged.__name__, said]
 
 
 def inspected(of: str, options: Options, entry: FileEntry) -> Facts:
     """Raises Damaged, OSError, InvalidArgument, and FailedPrecondition where the format's library
     is not installed."""
-    with contextlib.closing(opened(entry, options.get("storage", {}))) as source:
-        return format_of(of).inspect(source, options)
+    kind, storage = format_of(of), options.get("storage", {})  # a native one reads ends only
+    with contextlib.closing(opened(entry, storage, as_whole=not kind.is_native)) as source:
+        return kind.inspect(source, options)
 
 
 def send(channel: Connection, message: Any) -> None:
@@ -77,8 +77,8 @@ def send(channel: Connection, message: Any) -> None:
 
 
 def received(channel: Connection) -> Any:
-    """None at the end. Raises OSError."""
+    """None at the end, also of the other process."""
     try:
         return msgspec.msgpack.decode(channel.recv_bytes(_MOST_BYTES))
-    except EOFError:
+    except (EOFError, OSError):
         return None

@@ -21,9 +21,9 @@ import numpy as np
 from ...blocks import Block, Component
 from ...errors import InvalidArgument
 from . import record_index
-from .byte_sources import ByteSource
+from .byte_sources import SMALL_BYTES, ByteSource
 from .formats import TEXT, Damaged, Facts, Format, Ints, Node, Options, chosen, dict_of, texts
-from .streams import SAMPLE_RECORDS, Walk, unpacked
+from .streams import SAMPLE_RECORDS, UnpackedFile, Walk, unpacked
 
 _BOM = b"\xef\xbb\xbf"
 _WINDOW_BYTES = 1 << 20
@@ -115,7 +115,10 @@ def _inspect_json(source: ByteSource, options: Options) -> Facts:
     records, _ = record_index.counted(source, options, walk)
     if not records:
         return Facts(0, dict_of({}))
-    file = record_index.opened(source, options, walk)
+    of_look = source
+    if source.size <= SMALL_BYTES and not isinstance(source, UnpackedFile):
+        of_look = UnpackedFile(source, "")  # without its index
+    file = record_index.opened(of_look, options, walk)
     try:
         steps = itertools.islice(file.steps(0, min(records, SAMPLE_RECORDS)), _SAMPLE_STEPS)
         found = [bytes(one) for step in steps for one in file.pieces(np.arange(*step))]

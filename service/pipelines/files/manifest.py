@@ -10,9 +10,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import numpy as np
 from google_crc32c import value as crc32c
 
 from ...errors import FailedPrecondition
@@ -45,11 +47,37 @@ class FileEntry(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{self.size} bytes with {what}{self.fingerprint}"
 
 
+class Files:
+    """Entries as they are stored: each is decoded when it is asked for. So a process that opens a
+    few of 100,000 files has 1 MB of them, where all decoded are 44 MB."""
+
+    def __init__(self, stored: msgspec.Raw) -> None:
+        """Of their list. Raises MsgspecError."""
+        self._stored = memoryview(stored)
+        entries = msgspec.msgpack.decode(stored, type=list[msgspec.Raw])
+        sizes = np.fromiter((memoryview(one).nbytes for one in entries), np.int64, len(entries))
+        self._ends = self._stored.nbytes - sizes.sum() + np.append(0, np.cumsum(sizes))
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __iter__(self) -> Iterator[FileEntry]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, number: int) -> FileEntry:
+        """Raises MsgspecError, IndexError."""
+        begin, end = self._ends[number], self._ends[number + 1]
+        return _ENTRY.decode(self._stored[begin:end])
+
+
+_ENTRY = msgspec.msgpack.Decoder(FileEntry)
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The files of a dataset, whose records are numbered through, and how they are read."""
 
     format: str
-    files: list[FileEntry]
+    files: list[FileEntry] | Files
     cuts: list[int]
     """Split n has the records from cuts[n] up to cuts[n + 1]; shuffled, those of these ranks."""
     structure: str  # of a record (structure.py)
@@ -63,11 +91,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return self.options.get("count") is not False
 
     def encode(self) -> bytes:
-        return msgspec.msgpack.encode(self)
+        return msgspec.msgpack.encode(self, enc_hook=list)  # of Files
 
 
-def decode(stored: bytes) -> Manifest:
-    return msgspec.msgpack.decode(stored, type=Manifest)
+class _Stored(Manifest, frozen=True):
+    files: msgspec.Raw  # type: ignore[assignment]
+
+
+def decode(stored: bytes | memoryview) -> Manifest:
+    """Files refer to what is stored. Raises MsgspecError, and of a file's entry when it is used."""
+    found = msgspec.msgpack.decode(stored, type=_Stored)
+    return Manifest(**msgspec.structs.asdict(found) | {"files": Files(found.files)})
 
 
 def regular(path: str, flags: int) -> int:
@@ -121,14 +155,15 @@ def opened(entry: FileEntry) -> int:
 def difference(stored: bytes, others: bytes) -> str:
     """Which files two datasets do not have in common, in words."""
     try:
-        registered, given = decode(stored), decode(others)
+        registered, given = decode(stored).files, decode(others).files
+        before = {entry.path: number for number, entry in enumerate(registered)}
+        after = {entry.path: number for number, entry in enumerate(given)}
     except msgspec.MsgspecError:
         return "files"
-    before = {entry.path: entry for entry in registered.files}
-    after = {entry.path: entry for entry in given.files}
     found = []
     for path in sorted(before.keys() | after.keys()):
-        old, new = before.get(path), after.get(path)
+        old = registered[before[path]] if path in before else None
+        new = given[after[path]] if path in after else None
         if old is None:
             found.append(f"{path} was added, with {new}")
         elif new is None:

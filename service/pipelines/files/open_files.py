@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,10 +16,18 @@ from . import byte_sources, manifest
 from .formats import Damaged, Format, RecordFile
 from .known_formats import format_of
 from .partitions import Partitioned
+from .stores import is_url
 
 MOST_OPEN = 4096
 """Files that are open at a time, if the process may have so many descriptors. To open one anew for
 each few records took ten times as long as to read them."""
+
+FEW_OPEN = 64
+"""Of so many files that one which was read is hardly read again while it is open, and of small
+objects, which are held in memory. An open Parquet file takes 20 KB, in each process."""
+
+FILES_AHEAD = 16
+"""Small objects that are asked for while one is decoded."""
 
 MOST_HELD_BYTES = 1 << 30
 """That open files have in memory: compressed shards of MDS."""
@@ -33,6 +42,7 @@ class OpenFiles:
     def __init__(self, of: manifest.Manifest) -> None:
         self._manifest = of
         self._open: OrderedDict[int, RecordFile] = OrderedDict()  # used last: at the end
+        self._ahead: dict[int, byte_sources.RemoteFile] = {}
         self.used: memoryview | list[int] = [-1]  # its number, if the process ends of it
         self._limit()
 
@@ -57,7 +67,9 @@ class OpenFiles:
 
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         room = (soft - min(OTHER_DESCRIPTORS, soft // 4)) // 2
-        self._most = MOST_OPEN if soft == resource.RLIM_INFINITY else max(1, min(MOST_OPEN, room))
+        hardly = (4 if self._manifest.shuffled else 1) * MOST_OPEN
+        most = MOST_OPEN if len(self._manifest.files) <= hardly else min(MOST_OPEN, FEW_OPEN)
+        self._most = most if soft == resource.RLIM_INFINITY else max(1, min(most, room))
 
     def __getitem__(self, number: int) -> RecordFile:
         """Checked as it is opened. Raises FailedPrecondition, Corrupt."""
@@ -65,17 +77,39 @@ class OpenFiles:
         if number in self._open:
             self._open.move_to_end(number)
             return self._open[number]
-        self.close_all_but(self._most - 1)
-        file = self._open[number] = self._opened(self._manifest.files[number])
+        entry = self._manifest.files[number]
+        self.close_all_but(min(self._most, FEW_OPEN if self._is_small(entry) else MOST_OPEN) - 1)
+        file = self._open[number] = self._opened(number, entry)
         held = [getattr(one, "held_bytes", 0) for one in self._open.values()]
         self.close_all_but(max(1, sum(np.cumsum(held[::-1]) <= MOST_HELD_BYTES)))
         return file
 
-    def _opened(self, entry: manifest.FileEntry) -> RecordFile:
+    def plan(self, numbers: Sequence[int]) -> None:
+        """Files that will be opened next. Small objects among the first ones are asked for."""
+        numbers = numbers[:FILES_AHEAD]
+        for other in self._ahead.keys() - {*numbers}:
+            self._ahead.pop(other).close()
+        for number in numbers:
+            if number not in self._ahead and number not in self._open:
+                entry = self._manifest.files[number]
+                if not self._is_small(entry):
+                    return
+                options = self._manifest.options.get("storage", {})
+                self._ahead[number] = byte_sources.RemoteFile(entry, options, as_whole=True)
+                self._ahead[number].fetch()
+
+    def _is_small(self, entry: manifest.FileEntry) -> bool:
+        """An object that is asked for as a whole, as its records are read together."""
+        together = not self._manifest.shuffled or self.format.by_groups
+        return together and entry.size <= byte_sources.SMALL_BYTES and is_url(entry.path)
+
+    def _opened(self, number: int, entry: manifest.FileEntry) -> RecordFile:
         """Raises FailedPrecondition, Corrupt."""
         try:
             options = self._manifest.options | {"structure": self._manifest.structure}
-            source = byte_sources.opened(entry, options.get("storage", {}))
+            storage, small = options.get("storage", {}), self._is_small(entry)
+            ahead = self._ahead.pop(number, None)
+            source = ahead or byte_sources.opened(entry, storage, as_whole=small)
             try:
                 file = self.format.open(source, options)
             except BaseException:
@@ -93,6 +127,10 @@ class OpenFiles:
     def pop(self, number: int) -> RecordFile:
         """An open file, which the caller closes."""
         return self._open.pop(number)
+
+    def close(self) -> None:
+        self.plan(())
+        self.close_all_but(0)
 
     def close_all_but(self, last: int) -> None:
         while len(self._open) > last:

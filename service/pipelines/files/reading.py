@@ -41,10 +41,16 @@ LeaveOut = Callable[[int, int, int, str], bool]
 class FileRecords:
     """The records of a PythonDataset of files."""
 
-    def __init__(self, dataset: PythonDataset, leave_out: LeaveOut = lambda *_: False) -> None:
+    def __init__(
+        self,
+        dataset: PythonDataset,
+        leave_out: LeaveOut = lambda *_: False,
+        files: memoryview | None = None,
+    ) -> None:
         """`leave_out` is asked where on_error is SKIP. It names a record by the split that has it
-        if records are not shuffled. Raises what unpickling the mapped function raises."""
-        self._manifest = manifest.decode(dataset.files)
+        if records are not shuffled. `files` are the dataset's, if it does not have them itself.
+        Raises what unpickling the mapped function raises."""
+        self._manifest = manifest.decode(dataset.files if files is None else files)
         self._function: Callable[[Any], Any] | None = None
         if dataset.function:
             self._function, self._generators = generators.loads(dataset.function)
@@ -216,7 +222,7 @@ class FileRecords:
             raise
 
     def close(self) -> None:
-        self._ranges.files.close_all_but(0)
+        self._ranges.files.close()
 
 
 def _in_parts(blocks: Iterable[Block], count: int) -> Iterator[Block]:

@@ -18,7 +18,7 @@ from ...structure import leaves
 from .damage import MOST_TRIES, Damage, damage
 from .formats import LARGE_BYTES, PART_RECORDS, Ints, steps
 from .manifest import Manifest
-from .open_files import OpenFiles
+from .open_files import FILES_AHEAD, OpenFiles
 
 Numbered = tuple[Ints, Block]
 """Records, and each one's number in the order of all splits."""
@@ -43,9 +43,10 @@ class RecordRanges:
             dtype = node["ragged"] if splits else node["tensor"]
             self._fields += [(path, dtype, len(node["shape"]) - splits)]
             self._fields += [(path, "int64", 1)] * splits
-        counts = [entry.records for entry in self._manifest.files]
-        self.starts = np.cumsum([0, *counts])  # each file's first record, and all records
-        size = sum(entry.size for entry in self._manifest.files)
+        about = ((entry.records, entry.size) for entry in self._manifest.files)
+        counts, sizes = np.fromiter(about, np.dtype((np.int64, 2)), len(self._manifest.files)).T
+        self.starts = np.append(0, np.cumsum(counts))  # each file's first record, and all records
+        size = int(sizes.sum())
         self._record_bytes = size / max(1, int(self.starts[-1]))
         self.files = OpenFiles(self._manifest)
 
@@ -64,7 +65,9 @@ class RecordRanges:
 
     def _in_order(self, first: int, stop: int) -> Iterator[Numbered]:
         number = int(np.searchsorted(self.starts, first, "right")) - 1
+        behind = int(np.searchsorted(self.starts, stop))
         while first < stop:
+            self.files.plan(range(number, behind))
             begin, end = int(self.starts[number]), min(stop, int(self.starts[number + 1]))
             if first < end:
                 for at, block in self._read(number, first - begin, end - begin):
@@ -102,11 +105,12 @@ class RecordRanges:
             records = permuted[begin - first : end - first]
             files = np.searchsorted(self.starts, records, "right") - 1
             by_file = np.argsort(files, kind="stable")
-            numbers, begins = np.unique(files[by_file], return_index=True)
-            found = [
-                self._take(int(number), records[places] - self.starts[number], places)
-                for number, places in zip(numbers, np.split(by_file, begins[1:]), strict=True)
-            ]
+            several, begins = np.unique(files[by_file], return_index=True)
+            numbers, found = several.tolist(), list[tuple[Block, Ints]]()
+            for at, places in enumerate(np.split(by_file, begins[1:])):
+                self.files.plan(numbers[at : at + FILES_AHEAD])
+                first_of = self.starts[numbers[at]]
+                found.append(self._take(numbers[at], records[places] - first_of, places))
             if there := [(block, places) for block, places in found if len(places)]:
                 kept = np.sort(np.concatenate([places for _, places in there]))
                 dense = [(block, np.searchsorted(kept, places)) for block, places in there]

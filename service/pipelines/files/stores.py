@@ -163,7 +163,10 @@ def fetch(entry: FileEntry, options: dict[str, Any], start: int, stop: int) -> b
     another one than was registered."""
     try:
         with _errors_named(entry.path):
-            return _fetched(entry, options, start, stop)
+            try:
+                return _fetched(entry, options, start, stop)
+            except _CutShort:
+                return _again(entry, options, start, stop)
     except FileNotFoundError as error:
         raise FailedPrecondition(
             f"{error.filename} cannot be read ({error.strerror}), and had {entry} when it was "
@@ -180,12 +183,6 @@ class _CutShort(OSError):
     """A body ended early."""
 
 
-@tenacity.retry(
-    retry=tenacity.retry_if_exception_type(_CutShort),
-    stop=tenacity.stop_after_delay(RETRY_S),
-    wait=tenacity.wait_random_exponential(0.1, 5.0),
-    reraise=True,
-)
 def _fetched(entry: FileEntry, options: dict[str, Any], start: int, stop: int) -> bytes:
     if _by_obstore(entry.path):
         obstore, store, key = _store(entry.path, options)
@@ -209,6 +206,14 @@ def _fetched(entry: FileEntry, options: dict[str, Any], start: int, stop: int) -
     if len(data) != stop - start:
         raise _CutShort(errno.EIO, f"its body had {len(data)} of {stop - start} bytes")
     return data  # type: ignore[no-any-return]
+
+
+_again = tenacity.retry(
+    retry=tenacity.retry_if_exception_type(_CutShort),
+    stop=tenacity.stop_after_delay(RETRY_S),
+    wait=tenacity.wait_random_exponential(0.1, 5.0),
+    reraise=True,
+)(_fetched)
 
 
 def put(url: str, data: bytes, options: dict[str, Any]) -> None:

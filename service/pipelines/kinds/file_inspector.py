@@ -1,24 +1,40 @@
-"""Looks at files to register, in a process of its own where a library in C++ reads them. Damaged
-bytes, or such as are made to harm, can end that process (SIGABRT); they are not to end this one.
+"""Looks at files to register: in processes of their own where a library in C++ reads them, or there
+are many. Damaged bytes, or such as are made to harm, can end such a process (SIGABRT); they are not
+to end this one.
 
-The process is a fork of a fork server that ends with the registration.
+The processes are forks of a fork server that ends with the registration.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import socket
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
 from ...errors import FailedPrecondition
+from ..files.byte_sources import AHEAD_BYTES
 from ..files.formats import Damaged, Facts, Options
-from ..files.inspecting import ERRORS, inspected, received, send
+from ..files.inspecting import AT_ONCE, ERRORS, inspected, received, send
 from ..files.known_formats import format_of
 from ..files.manifest import FileEntry
+from ..files.stores import is_url
 from ..python.fork_server import ForkServer, ended
+
+_MOST_BYTES = 8 * AHEAD_BYTES
+"""Of objects that are read as a whole at a time, each of which is read ahead."""
+
+_MOST_PROCESSES = 4
+_IN_A_ROW = 4
+"""Files that one process looks at before another one gets some."""
+
+_MANY, _MANY_OBJECTS = 1000, 16
+"""So many are worth a process, which starts within a second."""
 
 _fork_server = ForkServer("..files.preloaded")
 _lock = threading.Lock()
@@ -43,32 +59,65 @@ def fork_server_kept() -> Iterator[None]:
 class FileInspector:
     """Looks at the files of one format. For one thread; close it."""
 
+    def __init__(self, of: str, options: Options, files: Sequence[FileEntry]) -> None:
+        """Raises FailedPrecondition."""
+        self._of, self._options = of, options
+        self._is_native = format_of(of).is_native
+        many = len(files) >= (_MANY_OBJECTS if is_url(files[0].path) else _MANY)
+        self._here = not (self._is_native or many)
+        count = min(_MOST_PROCESSES, len(os.sched_getaffinity(0)), -(-len(files) // _IN_A_ROW))
+        self._processes = [_Process(of, options) for _ in range(count)]
+        self._turns = itertools.cycle(p for p in self._processes for _ in range(_IN_A_ROW))
+        self._asked: deque[tuple[FileEntry, _Process]] = deque()  # without an answer yet
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more file may be asked about before the next answer."""
+        sizes = (0 if self._is_native else min(one.size, AHEAD_BYTES) for one, _ in self._asked)
+        return len(self._asked) < (1 if self._here else AT_ONCE) and sum(sizes) < _MOST_BYTES
+
+    def ask(self, entry: FileEntry) -> None:
+        """Begin to look at a file. Raises FailedPrecondition, OverflowError."""
+        self._asked.append((entry, process := next(self._turns)))
+        if not self._here:
+            process.ask(entry)
+
+    def answer(self) -> Facts:
+        """Of the file that was asked about first. Raises Damaged, OSError, InvalidArgument, and
+        FailedPrecondition where the library is not installed."""
+        entry, process = self._asked.popleft()
+        return inspected(self._of, self._options, entry) if self._here else process.answer()
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.close()
+
+
+class _Process:
+    """Looks at files in a process of its own, which starts with the first one."""
+
     def __init__(self, of: str, options: Options) -> None:
         self._of, self._options = of, options
+        self._asked: deque[FileEntry] = deque()  # without an answer yet
         self._kept = contextlib.ExitStack()
         self._channel: Connection | None = None
         self._control: socket.socket
-        self._asked = 0  # files without an answer yet
 
-    def facts(self, entry: FileEntry, following: Sequence[FileEntry] = ()) -> Facts:
-        """`following` are those that the next calls are for, if they may be looked at meanwhile: up
-        to AT_ONCE, with those of earlier calls. Raises Damaged, OSError, OverflowError,
-        InvalidArgument, and FailedPrecondition where the library is not installed."""
-        if not format_of(self._of).is_native:
-            return inspected(self._of, self._options, entry)
-        if self._channel is None:
-            self._channel = self._started()
-        asked = [entry, *following]
-        try:
-            for one in asked[self._asked :]:
-                send(self._channel, [one.path, one.size, one.fingerprint, 0])
-            told = received(self._channel)
-        except OSError:  # the process has ended
-            told = None
-        self._asked = len(following)
-        if told is None and len(asked) > 1:  # perhaps because of another one
-            self._channel, self._asked = None, 0
-            return self.facts(entry)
+    def ask(self, entry: FileEntry) -> None:
+        """Raises FailedPrecondition, OverflowError."""
+        self._asked.append(entry)
+        self._send(entry)
+
+    def answer(self) -> Facts:
+        """As of FileInspector."""
+        entry = self._asked.popleft()
+        assert self._channel is not None
+        told = received(self._channel)
+        if told is None and self._asked:  # perhaps because of another one
+            self._channel = None
+            told = received(self._send(entry))
+            for other in self._asked if told else ():
+                self._send(other)
         match told:
             case ["facts", *facts]:
                 return Facts(*facts)
@@ -80,6 +129,14 @@ class FileInspector:
             f"the process that looked at it ended ({ended(self._control)}), so it is damaged, or "
             "memory was short. Write it again, or leave it out"
         )
+
+    def _send(self, entry: FileEntry) -> Connection:
+        """Raises FailedPrecondition, OverflowError."""
+        if self._channel is None:
+            self._channel = self._started()
+        with contextlib.suppress(OSError):  # the process has ended
+            send(self._channel, [entry.path, entry.size, entry.fingerprint, 0])
+        return self._channel
 
     def _started(self) -> Connection:
         """Raises FailedPrecondition, OverflowError."""

@@ -53,10 +53,8 @@ def resolved(files: Paths, named: str | None, options: dict[str, Any]) -> FilesF
         if not there and is_url(path):
             found, root = remote_files.resolved(path, named, options)
             entries += found
-            places += [
-                os.path.relpath(one.path, root) if root and not is_list else one.path
-                for one in found
-            ]
+            root = "" if is_list else root
+            places += [one.path.removeprefix(root).lstrip("/") for one in found]
             continue
         paths: list[str] = []
         for one in [path] if there else _matching(path):

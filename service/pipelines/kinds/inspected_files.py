@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +17,6 @@ from ...errors import FailedPrecondition, InvalidArgument
 from ...structure import describe
 from ..files import manifest, partitions
 from ..files.formats import Damaged, Facts, dict_of, few, is_utf8, named, written
-from ..files.inspecting import AT_ONCE
 from ..files.manifest import FileEntry
 from ..files.stores import is_url
 from .file_inspector import FileInspector
@@ -64,7 +63,7 @@ def inspected(
     together. Raises InvalidArgument, Corrupt, NotFound."""
     if outside.nodes:
         options = options | {"outside": [*outside.nodes]}
-    with contextlib.closing(FileInspector(of, options)) as inspector:
+    with contextlib.closing(FileInspector(of, options, files)) as inspector:
         return _together(files, of, options, outside, inspector)
 
 
@@ -87,12 +86,13 @@ def _together(
     absent: set[str] | None = None  # columns that no file has
     is_cut = False  # of some files, a split cannot begin anywhere
     named = [entry.path for entry in files[: manifest.MANY]]
+    states = _asked(files, inspector)
     for number, listed in enumerate(files):
         path = listed.path
         with errors_named(path):
-            before = _state(listed)
             try:
-                facts = inspector.facts(before[0], _ahead(files[number : number + AT_ONCE]))
+                before = next(states)
+                facts = inspector.answer()
                 of_file = nodes if facts.records else {}
                 if of_file:
                     structure = dict_of({**dict(facts.structure["dict"]), **of_file})
@@ -123,7 +123,9 @@ def _together(
             of_first, times = (path, facts.structure), facts.times
             if facts.warning:
                 log.warning("%s", facts.warning)
-        both = _common(facts.structure, of_first[1], widens=of == "jsonl")
+        both: Any = of_first[1]
+        if facts.structure != both:
+            both = _common(facts.structure, both, widens=of == "jsonl")
         if both is None:
             ours, others = _differing(facts.structure, of_first[1])
             raise InvalidArgument(
@@ -186,9 +188,21 @@ def _those(columns: dict[str, Any], others: dict[str, Any]) -> str:
     return " ".join([*said, f"without {few(lacks)}"] if lacks else said)
 
 
-def _ahead(files: Sequence[FileEntry]) -> list[FileEntry]:
-    """Those behind the first one that may be looked at already: objects, behind an object."""
-    return [*itertools.takewhile(lambda one: is_url(one.path), files)][1:]
+def _asked(files: Sequence[FileEntry], inspector: FileInspector) -> Iterator[tuple[FileEntry, int]]:
+    """The state of each file before the inspector was asked about it. Raises OSError,
+    FailedPrecondition, OverflowError."""
+    states: deque[Any] = deque()
+    upcoming = iter(files)
+    for _ in files:
+        while inspector.has_room and (listed := next(upcoming, None)):
+            try:
+                states.append(_state(listed))
+                inspector.ask(states[-1][0])
+            except OSError as error:  # of those before it, there may be others
+                states.append(error)
+        if isinstance(state := states.popleft(), OSError):
+            raise state
+        yield state
 
 
 def _state(listed: FileEntry) -> tuple[FileEntry, int]:

@@ -2,8 +2,9 @@
 
 It has a socket to the worker, which sends
 
-    ["setup", bytes, bytes]                  with two descriptors: a file of a structure and then a
-                                             PythonDataset, of these sizes; and a file of three
+    ["setup", bytes, bytes, bytes]           with two descriptors: a file of a structure, a
+                                             PythonDataset without its files, and those files, of
+                                             these sizes; and a file of three
                                              int64: the split and the element that the child is at,
                                              and the split before which all has been sent
     ["run", first, count, start, seed, awaited]
@@ -81,10 +82,11 @@ class FunctionProcess:
         self._forked = False  # cheaper to ask than the process's id, for each element
         os.register_at_fork(after_in_child=self._mark_fork)
         message, (definition, progress), _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 2)
-        _, told, size = msgspec.msgpack.decode(message)
-        with mmap.mmap(definition, told + size, prot=mmap.PROT_READ) as stored:
-            self._structure = stored[:told].decode()
-            self._dataset = PythonDataset.FromString(stored[told : told + size])
+        _, told, size, files = msgspec.msgpack.decode(message)
+        stored = mmap.mmap(definition, told + size + files, mmap.MAP_PRIVATE, mmap.PROT_READ)
+        self._structure = stored[:told].decode()
+        self._dataset = PythonDataset.FromString(stored[told : told + size])
+        self._manifest = memoryview(stored)[told + size :]  # of memory that all children share
         self._at = memoryview(mmap.mmap(progress, PROGRESS_BYTES)).cast("q")
         os.close(definition)
         os.close(progress)
@@ -127,15 +129,16 @@ class FunctionProcess:
                 self.sender, self._structure, self._at, self._failed,
                 inferred=self._dataset.inferred,
             )  # fmt: skip
-            if self._dataset.files:
+            if self._manifest:
                 from ..files import byte_cache
                 from ..files.reading import FileRecords
 
                 byte_cache.use(self._dataset.cache_directory, self._dataset.cache_bytes)
                 byte_cache.count_into(self._at[4:])
-                self._function = self._files = FileRecords(self._dataset, self._leave_out)
-                self._files.tell_files(self._at[3:4])
-                self._splits, self._generators = self._files.splits, generators.Generators([])
+                files = FileRecords(self._dataset, self._leave_out, self._manifest)
+                self._function = self._files = files
+                files.tell_files(self._at[3:4])
+                self._splits, self._generators = files.splits, generators.Generators([])
             else:
                 self._splits = cloudpickle.loads(self._dataset.splits)
                 self._function, self._generators = generators.loads(self._dataset.function)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import weakref
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from ...errors import PipelineError
 from ...fetched import fetched
 from ...processes import open_standard_descriptors
 from ...proto import metrics_pb2 as pb
-from ...shared import Borrower, new_slab
+from ...shared import Borrower, new_slab, sealed_file
 from .child import PROGRESS_BYTES
 from .child_blocks import MESSAGE_BYTES
 from .columns import read
@@ -80,13 +81,35 @@ class Died(NamedTuple):
 Event = Received | Counted | AskedToSkip | Finished | Failed | Died
 
 
+class StoredDataset:
+    """What a dataset's children are told of it, in memory that they share. Thread-safe."""
+
+    def __init__(self, structure: str, definition: bytes, files: bytes = b"") -> None:
+        """`files` are those of the PythonDataset whose definition has none. Raises
+        PipelineError."""
+        parts = structure.encode(), definition, files
+        self.sizes = [*map(len, parts)]
+        open_standard_descriptors()
+        try:
+            self.descriptor = sealed_file(parts)
+        except OSError as error:
+            raise _no_process(error) from error
+        weakref.finalize(self, os.close, self.descriptor)
+
+    def files(self) -> bytes:
+        return os.pread(self.descriptor, self.sizes[2], sum(self.sizes[:2]))
+
+
+def _no_process(error: OSError) -> PipelineError:
+    return PipelineError("RESOURCE_EXHAUSTED", f"no process can be started: {error}")
+
+
 class PythonChild:
     """The worker's end of a process that runs the function of one dataset. For one thread at a
     time."""
 
-    def __init__(self, fork_server: ForkServer, definition: bytes, structure: str) -> None:
+    def __init__(self, fork_server: ForkServer, dataset: StoredDataset) -> None:
         """Raises PipelineError."""
-        told = structure.encode()
         open_standard_descriptors()
         with contextlib.ExitStack() as sent, contextlib.ExitStack() as kept:
             try:
@@ -94,20 +117,15 @@ class PythonChild:
                 kept.enter_context(ours)
                 with theirs:
                     control = kept.enter_context(fork_server.fork(theirs))
-                stored, memory = new_slab(max(1, len(told) + len(definition)))
-                sent.callback(os.close, stored)
                 progress, shared = new_slab(PROGRESS_BYTES)
                 sent.callback(os.close, progress)
             except OSError as error:
-                raise PipelineError(
-                    "RESOURCE_EXHAUSTED", f"no process can be started: {error}"
-                ) from error
+                raise _no_process(error) from error
             self._connection, self._control = ours, control
             self._at = shared.view(np.int64)
             self._fetched = [0, 0]
             self._borrower = Borrower("a dataset's process", passes_on=True)
-            memory[: len(told) + len(definition)] = np.frombuffer(told + definition, np.uint8)
-            self._send(["setup", len(told), len(definition)], [stored, progress])
+            self._send(["setup", *dataset.sizes], [dataset.descriptor, progress])
             kept.pop_all()
 
     def run(self, first: int, count: int, start: int, seed: str | None, *, awaited: bool) -> None:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from .child_connections import PythonChild
+from .child_connections import PythonChild, StoredDataset
 from .fork_server import ForkServer
 
 TEARDOWN_MS = 5_000
@@ -26,12 +26,9 @@ def finish(children: Sequence[PythonChild]) -> None:
 class Children:
     """The processes of one dataset. Thread-safe."""
 
-    def __init__(
-        self, fork_server: ForkServer, definition: bytes, structure: str, most_idle: int
-    ) -> None:
+    def __init__(self, fork_server: ForkServer, dataset: StoredDataset, most_idle: int) -> None:
         self._fork_server = fork_server
-        self._definition = definition
-        self._structure = structure
+        self._dataset = dataset
         self._most_idle = most_idle
         self._lock = threading.Lock()
         self._idle: list[PythonChild] = []
@@ -43,7 +40,7 @@ class Children:
             with self._lock:
                 found = self._idle.pop() if self._idle else None
             if found is None:
-                return PythonChild(self._fork_server, self._definition, self._structure)
+                return PythonChild(self._fork_server, self._dataset)
             if found.lives:
                 return found
             found.kill()

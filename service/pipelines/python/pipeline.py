@@ -10,6 +10,7 @@ from ....journal.splits import source_size
 from ...proto.python_pb2 import PythonDataset
 from ...user_metrics import Totals
 from ..splits import PARTS, MaySkip, SplitFeed, SplitRange, require_bundle
+from .child_connections import StoredDataset
 from .children import Children
 from .fork_server import HERE, ForkServers
 from .run_states import FailureRules
@@ -48,22 +49,20 @@ class PythonPipeline:
         of splits, a bundle nothing, and elements have the inferred shapes. `totals` collects
         what the function counts in long runs. Each `iteration` shuffles records of files in another
         way. `cache` is of ranges of objects: a directory, and its bytes. Raises
-        FailedPrecondition."""
+        FailedPrecondition, PipelineError."""
         dataset = PythonDataset.FromString(stored)
         require_runnable(dataset)
-        self._has_files = bool(dataset.files)
+        files = dataset.files
+        self._has_files = bool(files)
         self._sources = sources
         self._processes = processes * (FAR_READERS if dataset.far else 1)
         self._may_skip = may_skip
         self._totals = totals
-        self._rules = FailureRules(
-            dataset.on_error, dataset.limit, dataset.timeout_s, where,
-            lambda number: _path(dataset.files, number),
-        )  # fmt: skip
         fork_server = fork_servers.of(dataset)
         if self._has_files:
             dataset.iteration = iteration  # whatever was registered
             dataset.cache_directory, dataset.cache_bytes = cache
+            dataset.ClearField("files")
             stored = dataset.SerializeToString()
         if dataset.inferred and may_skip is None:
             dataset.inferred = False
@@ -71,7 +70,12 @@ class PythonPipeline:
         most_idle = self._processes
         if self._has_files and not dataset.function:
             most_idle = max(most_idle, IDLE_READERS)
-        self._children = Children(fork_server, stored, structure, most_idle)
+        told = StoredDataset(structure, stored, files)
+        self._children = Children(fork_server, told, most_idle)
+        self._rules = FailureRules(
+            dataset.on_error, dataset.limit, dataset.timeout_s, where,
+            lambda number: _path(told.files(), number),
+        )  # fmt: skip
 
     def run(self, feed: SplitFeed | None) -> PythonRun:
         """Each split runs in one of the children, which share what the feed gives at once."""
