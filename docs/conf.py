@@ -38,7 +38,7 @@ MENU = {
     "From elsewhere": ["docs/migrating", "docs/compatibility"],
     "Reference": [
         *("docs/api/service", "docs/api/frameworks", "docs/api/storage", "docs/api/journal"),
-        *("docs/api/cli", "CHANGELOG"),
+        *("docs/api/formats", "docs/api/cli", "CHANGELOG"),
     ],
     "Development": [
         *("docs/architecture", "docs/architecture/decision", "docs/architecture/element"),
@@ -47,7 +47,7 @@ MENU = {
         "docs/decisions/README",
     ],
 }
-PUBLIC = ("service", "torch", "jax", "keras", "storage", "journal")
+PUBLIC = ("service", "service.formats", "torch", "jax", "keras", "storage", "journal")
 
 project = "Forebay"
 version = release = version_of("forebay")

@@ -69,6 +69,7 @@ LAYERS: dict[str, set[str]] = {
         *("journal", "storage", LOOSE),
     },
     "service.pipelines": {"storage.tfrecord", LOOSE, *WORDS},
+    "service.formats": {"service.pipelines", LOOSE, "service.proto"},  # for other packages
     "service.delivery": {LOOSE, *WORDS},
     "service.transport": {
         *("service.delivery", "service.connections.protocols", LOOSE, *WORDS),

@@ -11,7 +11,7 @@ from forebay.service.pipelines.tf_data import pipeline
 from forebay.service.pipelines.tf_data.traces import Traces
 from forebay.service.proto import forebay_pb2 as pb
 
-pytest.register_assert_rewrite("forebay.service.pipelines.kinds.format_contract")
+pytest.register_assert_rewrite("forebay.service.formats.contract")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pytest
 
 from forebay.service.errors import FailedPrecondition, InvalidArgument
+from forebay.service.formats.contract import FormatContract
 from forebay.service.pipelines.files.known_formats import FORMATS, GROUP
 from forebay.service.pipelines.kinds.files import definition
-from forebay.service.pipelines.kinds.format_contract import FormatContract
 
 from ..other_packages import install, install_page
 from ..record_files import MDS_COLUMNS, Register, pattern, some_sequences, write_megatron, written

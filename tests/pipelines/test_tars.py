@@ -230,7 +230,7 @@ def test_samples_that_lack_a_column_can_be_left_out(
     write(tmp_path / "no.tar", "0.jpg", "1.cls")
     with pytest.raises(InvalidArgument, match="have no records"):
         register(tmp_path / "no.tar", columns=columns, **how)
-    with pytest.raises(InvalidArgument, match="missing='no' must be 'raise', or of webdataset"):
+    with pytest.raises(InvalidArgument, match="missing='no' must be 'raise' or 'skip'"):
         register(tmp_path / "no.tar", missing="no")
 
 

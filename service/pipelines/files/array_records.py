@@ -11,7 +11,7 @@ from ....storage.extras import install
 from ...blocks import Block
 from ...errors import FailedPrecondition
 from .byte_sources import ByteSource
-from .formats import TEXT, Damaged, Facts, Format, Ints, NumberedFile, Options, texts
+from .formats import TEXT, Damaged, Facts, Format, Ints, Options, RandomAccessFile, texts
 
 _MAGIC = bytes.fromhex("83af70d10d884a3f")  # of Riegeli, in which ArrayRecord is written
 
@@ -45,12 +45,11 @@ def _inspect(source: ByteSource, _: Options) -> Facts:
     return Facts(records, TEXT)
 
 
-class ArrayRecordFile(NumberedFile):
+class ArrayRecordFile(RandomAccessFile):
     def __init__(self, source: ByteSource, _: Options) -> None:
-        self._source = source
         self._reader, records = _opened(source)
         self.held_bytes = 0 if source.local_path() == source.path else source.size
-        super().__init__(source.size / max(1, records))
+        super().__init__(source, source.size / max(1, records))
 
     def take(self, records: Ints) -> Block:
         first, count = int(records[0]), len(records)
@@ -63,13 +62,13 @@ class ArrayRecordFile(NumberedFile):
     def close(self) -> None:
         with contextlib.suppress(Exception):  # it raises what an earlier read has raised
             self._reader.close()
-        self._source.close()
+        super().close()
 
 
 FORMAT = Format(
     suffixes=(".array_record", ".arrayrecord"),
-    is_it=lambda begin: begin.startswith(_MAGIC),
+    matches=lambda begin: begin.startswith(_MAGIC),
     inspect=_inspect,
     open=ArrayRecordFile,
-    is_native=True,
+    native=True,
 )

@@ -130,7 +130,7 @@ def _inspect(source: ByteSource, options: Options) -> Facts:
     record_index.made(source, options, _walk, says=True)
     source.plan(())
     messages = _Messages(source, options)
-    with contextlib.closing(messages.file.index):
+    with contextlib.closing(messages.file):
         return _facts(messages, path, options)
 
 
@@ -173,9 +173,10 @@ class ArrowRows(RowGroups):
 
     def close(self) -> None:
         self._messages.file.close()
+        self._source.close()
 
 
-def _is_it(begin: bytes) -> bool:
+def _matches(begin: bytes) -> bool:
     """A stream begins with a schema."""
     try:
         return begin.startswith(_MAGIC) or (
@@ -187,10 +188,10 @@ def _is_it(begin: bytes) -> bool:
 
 FORMAT = Format(
     suffixes=(".arrow", ".feather"),
-    is_it=_is_it,
+    matches=_matches,
     inspect=_inspect,
     open=ArrowRows,
-    by_groups=True,
-    is_native=True,
-    takes=("columns", "fill", "index_dir", "nulls"),
+    row_groups=True,
+    native=True,
+    options=("columns", "fill", "index_dir", "nulls"),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +14,8 @@ from ...errors import FailedPrecondition, ForebayError
 from .formats import Ints, RecordFile
 from .open_files import of_the_system
 
-MOST_TRIES = 1 << 12
-"""Parts of a file in which a damaged record is sought."""
+PART_RECORDS, MOST_TRIES = 64, 1 << 12
+"""A damaged record is sought in so many parts of a file, of so many records."""
 
 _ABOUT_A_PATH = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG}
 
@@ -31,10 +32,10 @@ class Damage(NamedTuple):
 
 
 def damage(
-    path: str, file: RecordFile, records: Ints, error: Exception, *, by_groups: bool
+    path: str, file: RecordFile, records: Ints, error: Exception, *, row_groups: bool
 ) -> Damage:
     """The first record that cannot be read, or the records that are read with it."""
-    bad = None if of_the_system(error) else _first_bad(file, records, by_groups)
+    bad = None if of_the_system(error) else _first_bad(file, records, row_groups)
     found, error = bad or (records, error)
     first, last = int(found.min()), int(found.max())
     why = said(error)
@@ -53,21 +54,32 @@ def damage(
         f"{which} of {path} cannot be read: {why}. Write the file again, register the others "
         'without it, or leave out what cannot be read with on_error="skip"',
     )
-    if by_groups:
-        group = file.read_with(first)
+    if row_groups:
+        group = file.group_of(first)
         return Damage(fault, found, (group.start, len(group)), why)
     return Damage(fault, found, (first, 1) if first == last else None, why)
 
 
-def _first_bad(file: RecordFile, records: Ints, by_groups: bool) -> tuple[Ints, Exception] | None:
-    for group in itertools.islice(file.parts(records), MOST_TRIES):
-        if (error := _failure(file, group[:1] if by_groups else group)) is None:
+def _first_bad(file: RecordFile, records: Ints, row_groups: bool) -> tuple[Ints, Exception] | None:
+    for group in itertools.islice(_groups(file, records, row_groups), MOST_TRIES):
+        if (error := _failure(file, group[:1] if row_groups else group)) is None:
             continue
-        for record in () if by_groups else group:
+        for record in () if row_groups else group:
             if (alone := _failure(file, np.array([record]))) is not None:
                 return np.array([record]), alone
         return group, error
     return None
+
+
+def _groups(file: RecordFile, records: Ints, row_groups: bool) -> Iterator[Ints]:
+    """The records, in parts that are read at once."""
+    if not row_groups:
+        yield from (records[at : at + PART_RECORDS] for at in range(0, len(records), PART_RECORDS))
+        return
+    while len(records):
+        is_in = records < file.group_of(int(records.min())).stop
+        yield records[is_in]
+        records = records[~is_in]
 
 
 def _failure(file: RecordFile, records: Ints) -> Exception | None:

@@ -7,7 +7,7 @@ import json
 import struct
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 Node = dict[str, Any]
-"""Of a structure (structure.py)."""
+"""Of a structure (structure.py): {"tensor": dtype, "shape": [2, None]}, where None is a size that
+varies; or {"dict": [[name, node], …]}, sorted by name. A "string" is bytes or text."""
 Options = dict[str, Any]
+"""A format's options (`Format.options`) by name, as far as they were given; and "structure", in
+JSON, of what all registered files have together, for `open`."""
 
 FIRST_BYTES, LATER_BYTES, LARGE_BYTES = 256 << 10, 2 << 20, 8 << 20
 """About the size of a range's first block, and of later ones. Blocks are large where a block costs
 much: of shuffled records, of which each file gives a few, and of many columns."""
-
-PART_RECORDS = 64
 
 TEXT: Node = {"tensor": "string", "shape": []}
 
@@ -43,12 +44,12 @@ WRONG = (ValueError, LookupError, TypeError, AttributeError, RecursionError, str
 
 
 class Facts(NamedTuple):
-    """What a file has."""
+    """What a file has. Formats of other packages give the first two or three."""
 
     records: int
     structure: Node  # of a record
     cuts: Sequence[int] = ()
-    """Before which records a split may begin, if not before any."""
+    """Before which records a split may begin, if not before any: with 0 and `records`."""
     times: Mapping[str, str] = {}  # columns of time, and what they are
     warning: str = ""  # what may not be meant so
     left_out: int = 0  # records that lack a column, and do not count
@@ -57,54 +58,77 @@ class Facts(NamedTuple):
 
 
 class RecordFile(Protocol):
-    """An open file. Records count from 0. For one thread. Damage raises any Exception."""
+    """An open file. Records are numbered from 0. One thread uses it.
+
+    A block has a component for each column of the structure, sorted by name. Methods raise Damaged
+    for wrong bytes, OSError of the system, or whatever a library raises.
+    """
 
     def read(self, first: int, stop: int) -> Iterator[Block]:
-        """These records, in blocks of LATER_BYTES to LARGE_BYTES."""
+        """Records `first` to `stop - 1` in order, in blocks of LATER_BYTES to LARGE_BYTES."""
 
     def take(self, records: Ints) -> Block:
-        """Records in this order, which may be any; at least one."""
+        """The records of these numbers, in this order. `records` is int64 of shape (n,), n >= 1,
+        in any order; the block has n records."""
 
-    def parts(self, records: Ints) -> Iterable[Ints]:
-        """These records, in groups that are read at once."""
+    def group_of(self, record: int) -> range:
+        """The records that are decoded together with this one, and damaged with it."""
 
-    def read_with(self, record: int) -> range:
-        """The records that cannot be read if this one cannot."""
-
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """It, and its source."""
 
 
 class Format(NamedTuple):
-    """A format."""
+    """A format of files, as an entry point of the group `forebay.formats` names it."""
 
-    suffixes: tuple[str, ...]  # of the files that are looked for in a directory
-    is_it: Callable[[bytes], bool]  # by a file's first 512 bytes
+    suffixes: tuple[str, ...]
+    """In lower case, with the dot: of files that are sought in a directory."""
+    matches: Callable[[bytes], bool]
+    """Whether a file that begins with these up to 512 bytes is of this format."""
     inspect: Callable[[ByteSource, Options], Facts]
-    """Raises Damaged, OSError."""
+    """Its number of records and their types; whoever calls closes the source. Raises Damaged,
+    InvalidArgument, OSError."""
     open: Callable[[ByteSource, Options], RecordFile]
-    """It closes the source."""
-    is_native: bool = False  # a library in C++ reads it
-    by_groups: bool = False  # a record costs the reading of many around it
-    takes: tuple[str, ...] = ()
-    """Of register_files: "columns", "fill", "index_dir", "nulls", "tokens", "count"."""
-    only_by_name: bool = False  # suffixes tell it only if `format` is given
+    """The open file, which closes the source. Where it raises (as `inspect`), it has not."""
+    native: bool = False
+    """A library in C++ reads it, which damaged bytes may crash: `inspect` runs in a process of its
+    own, and a file is opened again after an error."""
+    row_groups: bool = False
+    """Records are decoded in groups, so that a single one costs its whole group (`group_of`)."""
+    options: tuple[str, ...] = ()
+    """Which of these arguments of `register_files` it has, as others are refused: "columns" (with
+    "alternatives" also a dict of them), "partitioning", "fill", "nulls", "missing", "index_dir",
+    "tokens", "count"."""
+    ambiguous: bool = False
+    """Suffixes are those of other files, too, and count only where `format` names this one."""
 
 
-class NumberedFile(ABC):
-    """A file that gives any record as fast as the next one."""
+class RandomAccessFile(ABC):
+    """A RecordFile that reads any record as fast as the next one. Subclasses implement `take`."""
 
-    def __init__(self, record_bytes: float) -> None:
-        self._record_bytes = record_bytes  # in the mean
+    held_bytes = 0
+    """In memory or a temporary file while it is open. Files with many are closed early."""
+
+    def __init__(self, source: ByteSource, record_bytes: float) -> None:
+        """`record_bytes` are a record's in the mean, by which `read` cuts blocks."""
+        self.source, self._record_bytes = source, record_bytes
 
     @abstractmethod
     def take(self, records: Ints) -> Block: ...
 
-    @abstractmethod
-    def close(self) -> None: ...
+    def offsets(self, first: int, stop: int) -> Sequence[int] | Ints:
+        """Where records `first` to `stop - 1` begin, in bytes. What would follow the last record
+        begins where that ends. Empty if it is not known: then nothing is read ahead."""
+        return ()
+
+    def pieces(self, records: Ints) -> Iterator[bytes | memoryview]:
+        """The bytes of each record, by `offsets`. Raises Damaged."""
+        return pieces(self.source, self.offsets, records)
 
     def plan(self, first: int, stop: int) -> None:
-        """These records will be read."""
-        return
+        """Records `first` to `stop - 1` will be read."""
+        if ends := [*self.offsets(first, first + 1), *self.offsets(stop, stop + 1)]:
+            self.source.plan([(int(ends[0]), int(ends[1]))])
 
     def read(self, first: int, stop: int) -> Iterator[Block]:
         self.plan(first, stop)
@@ -115,11 +139,11 @@ class NumberedFile(ABC):
         """Parts of a range that are a block each."""
         return steps(first, stop, self._record_bytes)
 
-    def parts(self, records: Ints) -> Iterator[Ints]:
-        return (records[at : at + PART_RECORDS] for at in range(0, len(records), PART_RECORDS))
-
-    def read_with(self, record: int) -> range:
+    def group_of(self, record: int) -> range:
         return range(record, record + 1)
+
+    def close(self) -> None:
+        self.source.close()
 
 
 def steps(
@@ -134,7 +158,7 @@ def steps(
 
 
 def pieces(
-    source: ByteSource, offsets: Callable[[int, int], list[int]], records: Ints
+    source: ByteSource, offsets: Callable[[int, int], Sequence[int] | Ints], records: Ints
 ) -> Iterator[bytes | memoryview]:
     """The bytes from offset n up to offset n + 1, for each n. `offsets` has those of a range.
     Raises Damaged, and what `offsets` raises."""

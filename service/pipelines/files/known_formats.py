@@ -92,13 +92,13 @@ def guessed(entry: FileEntry, options: dict[str, Any]) -> str | None:
             with contextlib.suppress(Damaged):  # it may be something else
                 begins.append(UnpackedFile(file, kind).read(0, 512))
     for begin in begins:  # ours first: others' packages are loaded if none of them is it
-        if name := next((name for name, one in FORMATS.items() if one.is_it(begin)), None):
+        if name := next((name for name, one in FORMATS.items() if one.matches(begin)), None):
             return name
     formats = _all()
     for begin in begins:
-        if name := next((name for name, one in formats.items() if one.is_it(begin)), None):
+        if name := next((name for name, one in formats.items() if one.matches(begin)), None):
             return name
-    named = {name: one.suffixes for name, one in formats.items() if not one.only_by_name}
+    named = {name: one.suffixes for name, one in formats.items() if not one.ambiguous}
     return next((name for name, suffixes in named.items() if ends_in(path, suffixes)), None)
 
 
@@ -111,7 +111,7 @@ def in_directory(path: str, format: str | None) -> list[str]:  # noqa: A002
 
 def suffixes_of(format: str | None) -> tuple[str, ...]:  # noqa: A002
     """Of the files of a format, or of any."""
-    formats = [one for one in _all(format).values() if format or not one.only_by_name]
+    formats = [one for one in _all(format).values() if format or not one.ambiguous]
     return tuple(suffix for one in formats for suffix in one.suffixes)
 
 

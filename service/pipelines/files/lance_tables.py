@@ -13,7 +13,7 @@ from ...blocks import Block
 from ...errors import FailedPrecondition
 from .arrow_types import block, columns_of, cut, wanted
 from .byte_sources import ByteSource
-from .formats import LARGE_BYTES, Damaged, Facts, Format, Ints, NumberedFile, Options, dict_of
+from .formats import LARGE_BYTES, Damaged, Facts, Format, Ints, Options, RandomAccessFile, dict_of
 from .row_groups import facts_of
 
 VERSION = "lance"  # in the options' "snapshot"
@@ -48,7 +48,7 @@ def _fragments(path: str, version: int) -> tuple[Any, dict[str, tuple[Any, int]]
     return table, found
 
 
-class LanceRows(NumberedFile):
+class LanceRows(RandomAccessFile):
     """Of a fragment."""
 
     def __init__(self, source: ByteSource, options: Options) -> None:
@@ -63,8 +63,7 @@ class LanceRows(NumberedFile):
         columns = columns_of(path, self.table.schema, options)
         self.columns = columns if names is None else wanted(path, columns, options)
         self._names = [*dict.fromkeys(one.keys[0] for one in self.columns)]
-        self._source = source
-        super().__init__(source.size / max(1, self.rows))
+        super().__init__(source, source.size / max(1, self.rows))
 
     def read(self, first: int, stop: int) -> Iterator[Block]:
         scanner = self._fragment.scanner(columns=self._names, offset=first, limit=stop - first)
@@ -77,9 +76,6 @@ class LanceRows(NumberedFile):
         (batch,) = rows.combine_chunks().to_batches()
         return block(batch, self.columns)
 
-    def close(self) -> None:
-        self._source.close()
-
 
 def _inspect(source: ByteSource, options: Options) -> Facts:
     file = LanceRows(source, options)
@@ -90,9 +86,9 @@ def _inspect(source: ByteSource, options: Options) -> Facts:
 
 FORMAT = Format(
     suffixes=(),  # tables.py says which files a table has
-    is_it=lambda _: False,
+    matches=lambda _: False,
     inspect=_inspect,
     open=LanceRows,
-    is_native=True,
-    takes=("columns", "fill"),
+    native=True,
+    options=("columns", "fill"),
 )

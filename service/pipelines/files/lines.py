@@ -20,7 +20,7 @@ import numpy as np
 
 from ...blocks import Block, Component
 from ...errors import InvalidArgument
-from . import record_index
+from . import formats, record_index
 from .byte_sources import SMALL_BYTES, ByteSource
 from .formats import TEXT, Damaged, Facts, Format, Ints, Node, Options, chosen, dict_of, texts
 from .streams import SAMPLE_RECORDS, UnpackedFile, Walk, unpacked
@@ -121,10 +121,14 @@ def _inspect_json(source: ByteSource, options: Options) -> Facts:
     file = record_index.opened(of_look, options, walk)
     try:
         steps = itertools.islice(file.steps(0, min(records, SAMPLE_RECORDS)), _SAMPLE_STEPS)
-        found = [bytes(one) for step in steps for one in file.pieces(np.arange(*step))]
+        found = [
+            bytes(one)
+            for step in steps
+            for one in formats.pieces(of_look, file.offsets, np.arange(*step))
+        ]
         said = file.said()
     finally:
-        file.close_index()
+        file.close()
     lines = {_line(said, record): text for record, text in enumerate(found)}
     skips, rows = options.get("skips"), dict[int, Any]()
     for line, text in lines.items():
@@ -182,7 +186,7 @@ class JsonLines(record_index.FileOfRecords):
 
     def take(self, records: Ints) -> Block:
         rows, decode = [], self._decoder.row
-        for record, piece in zip(records.tolist(), self._file.pieces(records), strict=True):
+        for record, piece in zip(records.tolist(), self.pieces(records), strict=True):
             try:
                 rows.append(decode(piece))
             except ValueError as error:
@@ -203,24 +207,23 @@ class TextLines(record_index.FileOfRecords):
 
     def take(self, records: Ints) -> Block:
         found = [
-            bytes(piece).removesuffix(b"\n").removesuffix(b"\r")
-            for piece in self._file.pieces(records)
+            bytes(piece).removesuffix(b"\n").removesuffix(b"\r") for piece in self.pieces(records)
         ]
         return Block(len(found), (texts(found),))
 
 
 JSON_FORMAT = Format(
     suffixes=(".jsonl", ".ndjson"),
-    is_it=lambda begin: begin.removeprefix(_BOM).lstrip().startswith(b"{"),
+    matches=lambda begin: begin.removeprefix(_BOM).lstrip().startswith(b"{"),
     inspect=_inspect_json,
     open=JsonLines,
-    takes=("columns", "fill", "index_dir", "count"),
+    options=("columns", "fill", "index_dir", "count"),
 )
 LINES_FORMAT = Format(
     suffixes=(".txt",),
-    is_it=lambda begin: False,  # anything is text
+    matches=lambda begin: False,  # anything is text
     inspect=_inspect_lines,
     open=TextLines,
-    takes=("index_dir", "count"),
-    only_by_name=True,
+    options=("index_dir", "count"),
+    ambiguous=True,
 )

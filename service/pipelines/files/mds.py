@@ -32,12 +32,11 @@ from .formats import (
     Format,
     Ints,
     Node,
-    NumberedFile,
     Options,
+    RandomAccessFile,
     chosen,
     dict_of,
     few,
-    pieces,
     read_at,
     texts,
 )
@@ -110,10 +109,10 @@ def _wrong_means_damaged() -> Iterator[None]:
         raise Damaged(f"it is no MDS shard ({error!r:.100}): it is {_BAD}") from error
 
 
-class MdsShard(NumberedFile):
+class MdsShard(RandomAccessFile):
     def __init__(self, source: ByteSource, options: Options) -> None:
         """Raises Damaged, InvalidArgument and OSError."""
-        self._opened, packed, self.held_bytes = source, source.entry.packed, 0
+        self._opened, packed = source, source.entry.packed
         if packed is None:
             is_plain = source.path.endswith(".mds")  # its number of samples may look otherwise
             packed = "" if is_plain else compression(bytes(source.read(0, 4)))
@@ -124,19 +123,19 @@ class MdsShard(NumberedFile):
                 raise Damaged(f"it decompresses to more than {MOST_SHARD_BYTES} bytes: split it")
             source = Buffer(source.entry, stream.read(0, stream.size))
             self.held_bytes = source.size
-        self._source, self._packed = source, packed
+        self.source, self._packed = source, packed
         with _wrong_means_damaged():
             begin, size = self._read_header(source.path, options)
-        super().__init__((size - begin) / max(1, self.samples))
+        super().__init__(source, (size - begin) / max(1, self.samples))
 
     def _read_header(self, path: str, options: Options) -> tuple[int, int]:
         """Returns where the samples begin, and end. Raises what it meets."""
-        size = self._source.size
-        self.samples = int.from_bytes(read_at(self._source, 0, 4), "little")
+        size = self.source.size
+        self.samples = int.from_bytes(read_at(self.source, 0, 4), "little")
         head = 4 * (self.samples + 2)
         if head > size:
             raise Damaged(f"it has {size} bytes, and says {self.samples} samples: it is {_BAD}")
-        self._offsets = np.frombuffer(read_at(self._source, 4, head - 4), "<u4")
+        self._offsets = np.frombuffer(read_at(self.source, 4, head - 4), "<u4")
         begin, end = int(self._offsets[0]), int(self._offsets[-1])
         if end != size or not head <= begin <= size:
             raise Damaged(f"it has {size} bytes, and says {end}: it is {_BAD}")
@@ -144,7 +143,7 @@ class MdsShard(NumberedFile):
             raise Damaged(f"its samples do not follow one another: it is {_BAD}")
         if begin - head > MOST_HEADER_BYTES:
             raise Damaged(f"its columns take {begin - head} bytes: it is {_BAD}")
-        about = json.loads(bytes(read_at(self._source, head, begin - head)))
+        about = json.loads(bytes(read_at(self.source, head, begin - head)))
         columns = [*zip(*(about[f"column_{what}"] for what in _ABOUT_COLUMNS), strict=True)]
         names = [name for name, _, _ in columns]
         wanted = chosen(path, names, options)
@@ -159,15 +158,12 @@ class MdsShard(NumberedFile):
         self._sizes = struct.Struct(f"<{sum(column.size is None for column in self.columns)}I")
         return begin, size
 
-    def _places(self, first: int, stop: int) -> list[int]:
+    def offsets(self, first: int, stop: int) -> list[int]:
         found: list[int] = self._offsets[first:stop].tolist()
         return found
 
-    def plan(self, first: int, stop: int) -> None:
-        self._source.plan([(int(self._offsets[first]), int(self._offsets[stop]))])
-
     def take(self, records: Ints) -> Block:
-        samples = [*map(self._values, pieces(self._source, self._places, records))]
+        samples = [*map(self._values, self.pieces(records))]
         return Block(
             len(records),
             tuple(
@@ -195,7 +191,7 @@ class MdsShard(NumberedFile):
             return TEXT
         dtype, shape = column.dtype, column.shape
         if (dtype is None or shape is None) and self.samples:
-            (sample,) = pieces(self._source, self._places, np.arange(1))
+            (sample,) = self.pieces(np.arange(1))
             array = _array(column, self._values(sample)[self.columns.index(column)])
             dtype = array.dtype.name
             if shape is None:
@@ -290,8 +286,8 @@ def shards_of(index: str, options: Options | None = None) -> list[str]:
 
 FORMAT = Format(
     suffixes=(".mds",),
-    is_it=lambda begin: False,  # it has no mark: an index.json says that it is one
+    matches=lambda begin: False,  # it has no mark: an index.json says that it is one
     inspect=_inspect,
     open=MdsShard,
-    takes=("columns",),
+    options=("columns",),
 )

@@ -147,7 +147,7 @@ class ParquetRows(RowGroups):
 
     def read(self, first: int, stop: int) -> Iterator[Block]:
         if not self._probed:
-            self._row_bytes = max(self._row_bytes, self._repeated_bytes(self.group_of(first)))
+            self._row_bytes = max(self._row_bytes, self._repeated_bytes(self._group(first)))
             self._probed = True
         yield from super().read(first, stop)
 
@@ -183,10 +183,10 @@ class ParquetRows(RowGroups):
 
 FORMAT = Format(
     suffixes=(".parquet", ".pq"),
-    is_it=lambda begin: begin.startswith(b"PAR1"),
+    matches=lambda begin: begin.startswith(b"PAR1"),
     inspect=_inspect,
     open=ParquetRows,
-    by_groups=True,
-    is_native=True,
-    takes=("columns", "fill", "nulls"),
+    row_groups=True,
+    native=True,
+    options=("columns", "partitioning", "fill", "nulls"),
 )

@@ -125,11 +125,8 @@ class Partitioned:
             ),
         )
 
-    def parts(self, records: Ints) -> Iterable[Ints]:
-        return self._file.parts(records)
-
-    def read_with(self, record: int) -> range:
-        return self._file.read_with(record)
+    def group_of(self, record: int) -> range:
+        return self._file.group_of(record)
 
     def close(self) -> None:
         self._file.close()

@@ -28,7 +28,7 @@ from google_crc32c import value as crc32c
 from ...errors import FailedPrecondition, InvalidArgument
 from . import stores
 from .byte_sources import Buffer, ByteSource, opened_now
-from .formats import Damaged, Facts, Ints, Node, NumberedFile, Options, pieces, read_at, steps
+from .formats import Damaged, Facts, Node, Options, RandomAccessFile, read_at, steps
 from .manifest import FileEntry
 from .streams import SAMPLE_RECORDS, UNCOUNTED, StreamedFile, UnpackedFile, Walk, unpacked
 
@@ -96,9 +96,8 @@ class IndexedFile:
     """An open file with its index."""
 
     def __init__(self, source: ByteSource, options: Options) -> None:
-        """The source is this object's from then on. Raises Damaged, with what to do, and
-        OSError."""
-        self._source, head = source, _head(source.entry)
+        """`close` leaves the source open. Raises Damaged, with what to do, and OSError."""
+        head = _head(source.entry)
         index = path_of(source.path, options)
         found = _index(index, head, options)
         if found is None:
@@ -109,27 +108,18 @@ class IndexedFile:
         self.index = found
         self.record_bytes = head[1] / max(1, found.records)
 
-    def pieces(self, records: Ints) -> Iterator[bytes | memoryview]:
-        """Raises Damaged, FailedPrecondition."""
-        return pieces(self._source, self.index.offsets, records)
+    def offsets(self, first: int, stop: int) -> list[int]:
+        """Raises FailedPrecondition."""
+        return self.index.offsets(first, stop)
 
     def steps(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
         return steps(first, stop, self.record_bytes)
 
-    def plan(self, first: int, stop: int) -> None:
-        """These records will be read."""
-        (begin,), (end,) = (self.index.offsets(at, at + 1) for at in (first, stop))
-        self._source.plan([(begin, end)])
-
     def said(self) -> bytes:
         return self.index.said()
 
-    def close_index(self) -> None:
-        self.index.close()
-
     def close(self) -> None:
         self.index.close()
-        self._source.close()
 
 
 def opened(source: ByteSource, options: Options, walk: Walk) -> IndexedFile | StreamedFile:
@@ -139,21 +129,27 @@ def opened(source: ByteSource, options: Options, walk: Walk) -> IndexedFile | St
     return IndexedFile(source, options)
 
 
-class FileOfRecords(NumberedFile):
+class FileOfRecords(RandomAccessFile):
     """A file whose records are found by an index, or as a stream has them."""
 
     def __init__(self, source: ByteSource, options: Options, walk: Walk) -> None:
-        self._file = opened(unpacked(source, options, walk), options, walk)
-        super().__init__(self._file.record_bytes)
+        source = unpacked(source, options, walk)
+        self._file = opened(source, options, walk)
+        super().__init__(source, self._file.record_bytes)
+
+    def offsets(self, first: int, stop: int) -> list[int]:
+        return self._file.offsets(first, stop)
 
     def steps(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
         return self._file.steps(first, stop)
 
     def plan(self, first: int, stop: int) -> None:
-        self._file.plan(first, stop)
+        if isinstance(self._file, IndexedFile):  # a stream plans itself
+            super().plan(first, stop)
 
     def close(self) -> None:
         self._file.close()
+        super().close()
 
 
 def facts(source: ByteSource, records: int, structure: Node, **more: Any) -> Facts:

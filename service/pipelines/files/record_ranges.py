@@ -15,8 +15,8 @@ from ...blocks import Block, Strings, merged, part
 from ...errors import ForebayError, PipelineError
 from ...order import permuted_many
 from ...structure import leaves
-from .damage import MOST_TRIES, Damage, damage
-from .formats import LARGE_BYTES, PART_RECORDS, Ints, steps
+from .damage import MOST_TRIES, PART_RECORDS, Damage, damage
+from .formats import LARGE_BYTES, Ints, steps
 from .manifest import Manifest
 from .open_files import FILES_AHEAD, OpenFiles
 
@@ -98,7 +98,7 @@ class RecordRanges:
     def _shuffled(self, first: int, stop: int, order: Order) -> Iterator[Numbered]:
         total, (seed, epoch) = int(self.starts[-1]), order
         parts = steps(first, stop, self._record_bytes, LARGE_BYTES)
-        if self.files.format.by_groups:
+        if self.files.format.row_groups:
             parts = iter([(first, stop)])
         permuted = permuted_many(np.arange(first, stop), total, seed, epoch)
         for begin, end in parts:
@@ -140,11 +140,11 @@ class RecordRanges:
         be, which names the first one."""
         path, file = self._manifest.files[number].path, self.files[number]
         try:
-            found = damage(path, file, records, error, by_groups=self.files.format.by_groups)
+            found = damage(path, file, records, error, row_groups=self.files.format.row_groups)
             if found.whole and self._may_leave_out(number, *found.whole, found.why):
                 return found
         finally:
-            if self.files.format.is_native:  # it may give nothing more of it
+            if self.files.format.native:  # it may give nothing more of it
                 self.files.pop(number).close()
         raise found.fault from error
 

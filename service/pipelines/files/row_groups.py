@@ -47,11 +47,11 @@ class RowGroups(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
-    def group_of(self, record: int) -> int:
+    def _group(self, record: int) -> int:
         return int(np.searchsorted(self._starts, record, "right")) - 1
 
     def read(self, first: int, stop: int) -> Iterator[Block]:
-        groups = range(self.group_of(first), self.group_of(stop - 1) + 1)
+        groups = range(self._group(first), self._group(stop - 1) + 1)
         self.plan(groups)
         at = int(self._starts[groups.start])
         for batch in self.batches(groups):
@@ -85,11 +85,8 @@ class RowGroups(ABC):
         (batch,) = table.to_batches()
         return block(batch, self._read)
 
-    def parts(self, records: Ints) -> list[Ints]:
-        return [records[places] for _, places in self._by_group(records)]
-
-    def read_with(self, record: int) -> range:
-        group = self.group_of(record)
+    def group_of(self, record: int) -> range:
+        group = self._group(record)
         return range(int(self._starts[group]), int(self._starts[group + 1]))
 
     def _by_group(self, records: Ints) -> list[tuple[int, Ints]]:

@@ -20,7 +20,7 @@ from zlib_ng import zlib_ng
 
 from ....storage.errors import Corrupt
 from .byte_sources import ByteSource
-from .formats import FIRST_BYTES, LATER_BYTES, Damaged, Ints, Options, pieces
+from .formats import FIRST_BYTES, LATER_BYTES, Damaged, Options
 
 UNCOUNTED = 1 << 40
 """Records of a file that nobody has counted: more than it has."""
@@ -234,18 +234,8 @@ class StreamedFile:
             yield first, end
             first, size = end, min(2 * size, LATER_BYTES)
 
-    def pieces(self, records: Ints) -> Iterator[bytes | memoryview]:
-        """Raises Damaged, Corrupt, InvalidArgument."""
-        return pieces(self._source, self.offsets, records)
-
-    def plan(self, first: int, stop: int) -> None:
-        """The stream plans itself."""
-
     def said(self) -> bytes:
         return self._walk.said()
 
-    def close_index(self) -> None:
-        """There is none."""
-
     def close(self) -> None:
-        self._source.close()
+        """As of an index, which leaves the source open."""

@@ -34,6 +34,7 @@ from .formats import (
     Options,
     dict_of,
     few,
+    pieces,
     texts,
 )
 from .streams import UnpackedFile, Walk, unpacked
@@ -196,8 +197,8 @@ def _key(source: ByteSource, options: Options, number: int) -> str:
     """Of a sample."""
     file = record_index.opened(source, options, _Grouping(source.path))
     with contextlib.ExitStack() as closing:
-        closing.callback(file.close_index)
-        ((key, _),) = _samples(file.pieces(np.array([number])))
+        closing.callback(file.close)
+        ((key, _),) = _samples(pieces(source, file.offsets, np.array([number])))
     return key
 
 
@@ -438,7 +439,7 @@ class TarShard(record_index.FileOfRecords):
     def take(self, records: Ints) -> Block:
         columns: dict[str, list[bytes]] = {name: [] for name in self._columns}
         samples = records if self._samples is None else self._samples[records]
-        for key, sample in _samples(self._file.pieces(samples)):
+        for key, sample in _samples(self.pieces(samples)):
             sample[KEY] = os.fsencode(key)
             for name, extensions in self._columns.items():
                 found = next((one for one in extensions if one in sample), None)
@@ -453,13 +454,13 @@ class TarShard(record_index.FileOfRecords):
     def plan(self, first: int, stop: int) -> None:
         if self._samples is not None:
             first, stop = int(self._samples[first]), int(self._samples[stop - 1]) + 1
-        self._file.plan(first, stop)
+        super().plan(first, stop)
 
 
 FORMAT = Format(
     suffixes=(".tar", ".tgz"),
-    is_it=lambda begin: begin[257:262] == b"ustar",
+    matches=lambda begin: begin[257:262] == b"ustar",
     inspect=_inspect,
     open=TarShard,
-    takes=("columns", "fill", "index_dir", "count"),
+    options=("columns", "alternatives", "fill", "missing", "index_dir", "count"),
 )

@@ -66,7 +66,7 @@ class TFRecordFile(record_index.FileOfRecords):
 
     def take(self, records: Ints) -> Block:
         found = []
-        for piece in self._file.pieces(records):
+        for piece in self.pieces(records):
             frame = bytes(piece)
             data = frame[HEADER_BYTES:-4]
             if data_length(frame) != len(data):
@@ -82,8 +82,8 @@ class TFRecordFile(record_index.FileOfRecords):
 
 FORMAT = Format(
     suffixes=(".tfrecord", ".tfrecords"),
-    is_it=lambda begin: data_length(begin) is not None,
+    matches=lambda begin: data_length(begin) is not None,
     inspect=_inspect,
     open=TFRecordFile,
-    takes=("index_dir", "count"),
+    options=("index_dir", "count"),
 )

@@ -10,7 +10,6 @@ a document up to its last token, of which an index is made (record_index.py).
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import os
@@ -26,7 +25,7 @@ from ...blocks import Block, Component
 from ...errors import InvalidArgument
 from . import record_index
 from .byte_sources import ByteSource, opened_now
-from .formats import Damaged, Facts, Format, Ints, NumberedFile, Options, of_rows, read_at, runs
+from .formats import Damaged, Facts, Format, Ints, Options, RandomAccessFile, of_rows, read_at, runs
 
 _NUMPY, _INDEX = b"\x93NUMPY", b"MMIDIDX\0\0"
 _INDEX_HEAD = struct.Struct("<9sQBQQ")  # also version, dtype, and numbers of sequences, documents
@@ -198,21 +197,24 @@ def _inspect(source: ByteSource, options: Options) -> Facts:
     return Facts(found.number, node, left_out=found.left_out)
 
 
-class TokenFile(NumberedFile):
+class TokenFile(RandomAccessFile):
     def __init__(self, source: ByteSource, options: Options) -> None:
-        self._source, self._records = source, _opened(source, options)
+        self._records = _opened(source, options)
         if self._records.number != source.entry.records:
             self._records.close()
             raise Damaged(
                 f"it has {self._records.number} records, and had {source.entry.records} when it "
                 "was registered, so its index is another one: register it again"
             )
-        super().__init__(source.size / max(1, self._records.number))
+        super().__init__(source, source.size / max(1, self._records.number))
+
+    def offsets(self, first: int, stop: int) -> Ints:
+        return self._records.places(first, stop)
 
     def take(self, records: Ints) -> Block:
         dtype, found, sizes = self._records.dtype, [], []
-        for places in runs(self._source, self._records.places, records):
-            found.append(read_at(self._source, int(places[0]), int(places[-1] - places[0])))
+        for places in runs(self.source, self.offsets, records):
+            found.append(read_at(self.source, int(places[0]), int(places[-1] - places[0])))
             sizes.append(np.diff(places))
         size = np.concatenate(sizes)
         if (size < 0).any() or (size % dtype.itemsize).any():
@@ -223,20 +225,16 @@ class TokenFile(NumberedFile):
             return Block(len(records), (of_rows(values, size // dtype.itemsize, []),))
         return Block(len(records), (Component(values.reshape(len(records), *self._records.shape)),))
 
-    def plan(self, first: int, stop: int) -> None:
-        (begin,), (end,) = (self._records.places(at, at + 1) for at in (first, stop))
-        self._source.plan([(int(begin), int(end))])
-
     def close(self) -> None:
-        with contextlib.closing(self._source):
-            self._records.close()
+        self._records.close()
+        super().close()
 
 
 FORMAT = Format(
     suffixes=(".bin", ".npy"),
-    is_it=lambda begin: begin.startswith((_NUMPY, _INDEX)),
+    matches=lambda begin: begin.startswith((_NUMPY, _INDEX)),
     inspect=_inspect,
     open=TokenFile,
-    takes=("index_dir", "tokens"),
-    only_by_name=True,
+    options=("index_dir", "tokens"),
+    ambiguous=True,
 )

@@ -62,7 +62,7 @@ class FileInspector:
     def __init__(self, of: str, options: Options, files: Sequence[FileEntry]) -> None:
         """Raises FailedPrecondition."""
         self._of, self._options = of, options
-        self._is_native = format_of(of).is_native
+        self._is_native = format_of(of).native
         many = len(files) >= (_MANY_OBJECTS if is_url(files[0].path) else _MANY)
         self._here = not (self._is_native or many)
         count = min(_MOST_PROCESSES, len(os.sched_getaffinity(0)), -(-len(files) // _IN_A_ROW))

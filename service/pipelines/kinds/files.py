@@ -115,16 +115,14 @@ def definition(
     if table:
         options |= {"snapshot": table.snapshot}
         outside = table.outside
-    elif found_format == "parquet":
+    elif "partitioning" in format_of(found_format).options:
         outside = partitions.found(listed[0].path, places, partitioning)
     elif not isinstance(partitioning, str | None):
-        raise InvalidArgument(
-            f"partitioning={partitioning!r:.100} is for ['parquet'], and this is {found_format!r}"
-        )
+        _require_option(found_format, "partitioning", partitioning)
     entries, found = inspected(
         listed, found_format, options | {"skips": on_error == "skip"}, outside
     )
-    if shuffle_records and found.cuts and "count" in format_of(found_format).takes:
+    if shuffle_records and found.cuts and "count" in format_of(found_format).options:
         raise InvalidArgument(
             f"shuffle_records of {entries[0].path} and others: a file that is compressed, or not "
             "counted, is read from its begin. Shuffle splits, or write the files uncompressed"
@@ -176,6 +174,13 @@ def definition(
     return request
 
 
+def _require_option(of: str, name: str, value: Any) -> None:
+    """Raises InvalidArgument for an option that the format does not have."""
+    if name not in format_of(of).options:
+        formats = [one for one, about in FORMATS.items() if name in about.options]
+        raise InvalidArgument(f"{name}={value!r:.100} is for {formats}, and this is {of!r}")
+
+
 def _options(
     of: str,
     columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None,
@@ -188,7 +193,7 @@ def _options(
 ) -> dict[str, Any]:
     """Raises InvalidArgument for an option that the format does not have."""
     if isinstance(columns, Mapping):
-        if of != "webdataset":
+        if "alternatives" not in format_of(of).options:
             raise InvalidArgument(f"columns={columns!r:.100} must be a list, as this is {of!r}")
         given = [*columns.items()]
         columns = {name: _names([some] if isinstance(some, str) else some) for name, some in given}
@@ -215,31 +220,29 @@ def _options(
             index_dir = os.path.abspath(index_dir)
             require_utf8(index_dir)
     options: dict[str, Any] = {}
-    takes = format_of(of).takes
     for name, value in (
         ("columns", columns),
         ("fill", fill and dict(sorted(fill.items()))),
         ("index_dir", index_dir),
         ("nulls", None if nulls == "raise" else nulls),
+        ("missing", None if missing == "raise" else missing),
         ("tokens", tokens),
         ("count", None if count else False),
     ):
         if value is not None:
             options[name] = value
-            if name not in takes:
-                formats = [one for one, about in FORMATS.items() if name in about.takes]
-                raise InvalidArgument(f"{name}={value!r} is for {formats}, and this is {of!r}")
+            _require_option(of, name, value)
     if of == "lines":  # blank lines are records, and no records of JSON lines
         options["index"] = ".lines"
     if package := package_of(of):
         options["package"] = package
-    if missing not in ("raise", "skip") or (missing == "skip" and of != "webdataset"):
-        raise InvalidArgument(
-            f"missing={missing!r} must be 'raise', or of webdataset 'skip', and this is {of!r}"
-        )
+    if missing not in ("raise", "skip"):
+        raise InvalidArgument(f"missing={missing!r} must be 'raise' or 'skip'")
     if nulls not in ("raise", "drop", "mask"):
         raise InvalidArgument(f"nulls={nulls!r} must be 'raise', 'drop' or 'mask'")
-    if missing == "skip":  # by another name, so that no worker of before reads all samples
+    if options.pop(
+        "missing", None
+    ):  # by another name, so that no worker of before reads all samples
         options["whole"] = options.pop("columns", [])
     texts = [*(columns or ()), *(fill or ()), *(fill or {}).values()]
     if isinstance(columns, Mapping):

@@ -14,17 +14,17 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from ...blocks import Block
-from ...errors import ForebayError
-from ...order import permuted_many
-from ...proto import forebay_pb2 as pb
-from ...proto.python_pb2 import PythonDataset
-from ...structure import assemble
-from ..files import manifest
-from ..files.byte_sources import Buffer
-from ..files.known_formats import format_of
-from ..files.reading import FileRecords
-from .files import definition
+from ..blocks import Block
+from ..errors import ForebayError
+from ..order import permuted_many
+from ..pipelines.files import manifest
+from ..pipelines.files.byte_sources import Buffer
+from ..pipelines.files.known_formats import format_of
+from ..pipelines.files.reading import FileRecords
+from ..pipelines.kinds.files import definition
+from ..proto import forebay_pb2 as pb
+from ..proto.python_pb2 import PythonDataset
+from ..structure import assemble
 
 COUNTS = (23, 0, 5, 40)
 
@@ -56,7 +56,7 @@ def plain(element: Any) -> Any:
 class FormatContract(ABC):
     """A subclass says which format it is, and writes its files.
 
-    Call `pytest.register_assert_rewrite("forebay.service.pipelines.kinds.format_contract")` in
+    Call `pytest.register_assert_rewrite("forebay.service.formats.contract")` in
     conftest.py, before the subclass is imported: then a failed assertion shows its values.
     """
 
