@@ -702,8 +702,8 @@ def test_what_the_system_refuses_is_no_damage(register: Register, tmp_path: path
     made = opened(register(tmp_path))
     assert [*made.blocks(0)]
     with open("/proc/self/mem", "rb") as unreadable:
-        file = made._ranges.files[0]._file  # type: ignore[attr-defined]
-        os.dup2(unreadable.fileno(), file._source._descriptor)
+        file = made._ranges.files[0]
+        os.dup2(unreadable.fileno(), file.source._descriptor)  # type: ignore[attr-defined]
         with pytest.raises(FailedPrecondition, match=r"0\.tfrecord cannot be read: .*Input/output"):
             [*made.blocks(0)]
 

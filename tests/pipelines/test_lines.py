@@ -218,7 +218,7 @@ def test_columns_and_values_for_what_is_null_or_missing(
         ({"columns": ["q"]}, r"has no columns \['q'\]: give some of \['x', 'y'\]"),
         ({"fill": {"x": "a", "y": 1}}, r"column 'x' of \['int64', 'string'\]"),
         ({"columns": {"x": "y"}}, "must be a list, as this is 'jsonl'"),
-        ({"missing": "skip"}, "or of webdataset 'skip'"),
+        ({"missing": "skip"}, r"missing='skip' is for \['webdataset'\], and this is 'jsonl'"),
     ):
         with pytest.raises(InvalidArgument, match=said):
             register(path, **options)

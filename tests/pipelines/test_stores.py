@@ -14,11 +14,14 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import fsspec.core
+import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from pyiceberg.catalog.memory import InMemoryCatalog
 
 from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound
 from forebay.service.order import permuted_many
@@ -32,7 +35,7 @@ from forebay.service.pipelines.python.pipeline import PythonPipeline
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto.python_pb2 import PythonDataset
 
-from ..object_store import BUCKET, SECRET_KEY, Faults, ObjectStore, object_store
+from ..object_store import ACCESS_KEY, BUCKET, SECRET_KEY, Faults, ObjectStore, object_store
 from ..record_files import (
     FORMATS,
     MDS_COLUMNS,
@@ -95,6 +98,12 @@ def numbers(request: pb.RegisterDatasetRequest) -> list[int]:
     return found
 
 
+def public(store: ObjectStore, prefix: str) -> None:
+    store.client.put_bucket_acl(Bucket=BUCKET, ACL="public-read")
+    for one in store.client.list_objects_v2(Bucket=BUCKET, Prefix=prefix)["Contents"]:
+        store.client.put_object_acl(Bucket=BUCKET, Key=one["Key"], ACL="public-read")
+
+
 def rewrite(store: ObjectStore, url: str, data: bytes) -> None:
     store.client.put_object(Bucket=BUCKET, Key=url.removeprefix(f"s3://{BUCKET}/"), Body=data)
 
@@ -103,9 +112,7 @@ def test_a_delta_table_in_a_store(
     store: ObjectStore,
     register: Register,
     tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     for begin in (0, 20):
         table = pa.table({"n": range(begin, begin + 20), "kind": [f"{begin} %"] * 20})
         write_deltalake(tmp_path, table, mode="append", partition_by=["kind"])
@@ -115,6 +122,60 @@ def test_a_delta_table_in_a_store(
         register(url)
     found = [one["n"] for one in all_records(register(url, format="delta"))]
     assert sorted(found) == [n for n in range(40) if n != 7]
+
+
+def test_an_iceberg_table_in_a_store(
+    store: ObjectStore, register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the table is written, its endpoint is a property; it is none of who reads."""
+    monkeypatch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "WHEN_REQUIRED")  # moto has not all
+    catalog = InMemoryCatalog(
+        "tests",
+        **{
+            "warehouse": f"s3://{BUCKET}/iceberg", "s3.endpoint": store.proxy.url,
+            "s3.region": "us-east-1", "s3.access-key-id": ACCESS_KEY,
+            "s3.secret-access-key": SECRET_KEY,
+        },
+    )  # fmt: skip
+    catalog.create_namespace("a")
+    table = catalog.create_table("a.table", pa.schema([("n", pa.int64())]))
+    table.append(pa.table({"n": range(30)}))
+    first = register(table.metadata_location, format="iceberg")
+    table.append(pa.table({"n": range(30, 50)}))
+    assert sorted(numbers(register(table.location(), format="iceberg"))) == [*range(50)]
+    hint = f"{table.location()}/metadata/version-hint.text"
+    rewrite(store, hint, os.path.basename(table.metadata_location).encode())
+    assert sum(register(table.location(), format="iceberg").lengths) == 50
+    assert sorted(numbers(first)) == [*range(30)]
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    public(store, "iceberg/")
+    given = {"endpoint": store.proxy.url, "anonymous": True, "region": "us-east-1"}
+    request = register(table.metadata_location, format="iceberg", storage_options=given)
+    assert sorted(numbers(request)) == [*range(50)]
+    with pytest.raises(FailedPrecondition, match=r"iceberg'.*FileNotFoundError.*no metadata"):
+        register(f"s3://{BUCKET}/nothing", format="iceberg", storage_options=given)
+
+
+def test_a_lance_table_in_a_store(
+    store: ObjectStore, register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, how = f"s3://{BUCKET}/lance/table", {"aws_allow_http": "true"}
+    rows = pa.table({"n": range(50)})
+    table = lance.write_dataset(rows, url, max_rows_per_file=20, storage_options=how)
+    request = register(url, format="lance", shuffle_records=True)
+    with pytest.raises(InvalidArgument, match=r"is a table of Lance.* by format='lance'"):
+        register(url)
+    table.delete("n < 7")
+    assert sorted(numbers(request)) == [*range(50)]
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    public(store, "lance/")
+    given = {"endpoint": store.proxy.url, "anonymous": True, "region": "us-east-1"}
+    request = register(url, format="lance", storage_options=given)
+    assert numbers(request) == [*range(7, 50)]
+    path = decode(PythonDataset.FromString(request.python).files).files[0].path
+    rewrite(store, path, b"another one")
+    with pytest.raises(FailedPrecondition, match=r"has 11 bytes with ETag .* and had .* with ETag"):
+        numbers(request)
 
 
 def test_splits_of_a_function_are_the_objects_of_a_pattern(
@@ -170,8 +231,13 @@ def test_tokens_and_their_index(
     sequences = some_sequences(30)
     write_megatron(tmp_path / "a", sequences, "uint16")
     url = put(store, tmp_path, "tokens")
-    found = all_records(register(url, format="tokens"))
+    request = register(url, format="tokens")
+    found = all_records(request)
     assert [one.tolist() for one in found] == [one.tolist() for one in sequences]
+    write_megatron(tmp_path / "a", [*reversed(sequences)], "uint16")
+    rewrite(store, f"{url}/a.idx", (tmp_path / "a.idx").read_bytes())
+    with pytest.raises(FailedPrecondition, match=r"a\.idx has .* with ETag .* and had .* ETag"):
+        all_records(request)
 
 
 def test_an_index_may_lie_in_the_store(
@@ -316,8 +382,7 @@ def test_what_is_not_there_or_not_allowed(
     with pytest.raises(InvalidArgument, match="needs anonymous=True"):
         register(url, storage_options={"endpoint": "http://198.51.100.1"})
     monkeypatch.delenv("AWS_ENDPOINT_URL")
-    store.client.put_bucket_acl(Bucket=BUCKET, ACL="public-read")
-    store.client.put_object_acl(Bucket=BUCKET, Key="there/0.parquet", ACL="public-read")
+    public(store, "there/")
     given = {"endpoint": store.proxy.url, "anonymous": True, "region": "us-east-1"}
     assert numbers(register(url, storage_options=given)) == [*range(1000)]
     for name in store.environment:
@@ -489,6 +554,56 @@ def test_patterns_of_objects_are_those_of_glob(
     assert {n for n in names if matches(n.split("/"), pattern.split("/"))} == expected
 
 
+def test_objects_that_cannot_be_asked_for_are_left_out(
+    store: ObjectStore,
+    register: Register,
+    tmp_path: pathlib.Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    url = parquet(store, tmp_path, "odd", files=2)
+    for name in ("/0.parquet", "../0.parquet", "./a", "b//"):
+        rewrite(store, f"{url}/{name}", b"PAR1")
+    expected = decode(
+        PythonDataset.FromString(register([f"{url}/0.parquet", f"{url}/1.parquet"]).python).files
+    ).files
+    for some in (url, f"{url}/**/*.parquet"):
+        caplog.clear()
+        request = register(some)
+        assert decode(PythonDataset.FromString(request.python).files).files == expected
+        assert "has objects ['odd/../0.parquet', 'odd/./a', 'odd//0.parquet', 'odd/b" in caplog.text
+    assert numbers(request) == [*range(2000)]
+
+
+def test_what_fsspec_reads_is_compared_with_one_request_a_range(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url, asked = "memory://forebay/a.bin", []
+    fs, path = fsspec.core.url_to_fs(url)
+    info, cat = type(fs).info, type(fs).cat_file
+    fs.pipe_file(path, b"0123456789")
+    entry = stores.head(url, {})
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        asked.append(args)
+        return info(*args, **kwargs)
+
+    monkeypatch.setattr(type(fs), "info", counted)
+    assert [stores.fetch(entry, {}, n, n + 2) for n in range(3)] == [b"01", b"12", b"23"]
+    assert len(asked) == 3
+
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        data = cat(*args, **kwargs)
+        fs.pipe_file(path, b"9876543210")
+        return data
+
+    with monkeypatch.context() as patch, pytest.raises(FailedPrecondition, match="and had 10 by"):
+        patch.setattr(type(fs), "cat_file", replaced)
+        stores.fetch(entry, {}, 0, 2)
+    fs.pipe_file(path, b"9")
+    with pytest.raises(FailedPrecondition, match=r"has 1 bytes .* and had 10 bytes"):
+        stores.fetch(entry, {}, 5, 7)
+
+
 def test_a_name_with_brackets_is_that_object(
     store: ObjectStore, register: Register, tmp_path: pathlib.Path
 ) -> None:
@@ -536,6 +651,7 @@ def test_a_server_that_does_not_say_which_version_it_has(register: Register) -> 
 def test_urls_that_cannot_be_asked_for(register: Register) -> None:
     for url, said in (
         ("s3://", "names no bucket"), ("s3://bucket//a", "an empty name"),
+        ("s3://bucket/a/../b", r"an empty name, \. or \.\. in it"),
         ("http://host/*.parquet", "HTTP has no lists"), ("HTTP://host/x?sig=SECRET", "be secret"),
         ("zip://a::http://u:SECRET@host/x.zip", "be secret"), ("https://SECRET@host/x", "secret"),
     ):  # fmt: skip

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 Node = dict[str, Any]
-"""Of a structure (structure.py): {"tensor": dtype, "shape": [2, None]}, where None is a size that
-varies; or {"dict": [[name, node], …]}, sorted by name. A "string" is bytes or text."""
+"""Of a structure (structure.py, docs/api/formats.md)."""
 Options = dict[str, Any]
 """A format's options (`Format.options`) by name, as far as they were given; and "structure", in
 JSON, of what all registered files have together, for `open`."""
@@ -55,6 +54,7 @@ class Facts(NamedTuple):
     left_out: int = 0  # records that lack a column, and do not count
     absent: Collection[str] | None = None  # columns that no record has; None: it is not known
     packed: str = ""  # how the file is compressed, of a stream
+    beside: tuple[int, str] | None = None  # of FileEntry
 
 
 class RecordFile(Protocol):

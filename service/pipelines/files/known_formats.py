@@ -76,8 +76,13 @@ def _all(format: str | None = None) -> dict[str, Format]:  # noqa: A002
     return {name: format_of(name) for name in ([format] if format else format_names())}
 
 
-_TABLES = {"_delta_log": "Delta Lake", ".hoodie": "Apache Hudi"}
-"""Which directory says that the files beside it are a table's, also former ones."""
+TABLE_SIGNS = {
+    "_delta_log": ("Delta Lake", "delta"),
+    "_versions": ("Lance", "lance"),
+    ".hoodie": ("Apache Hudi", ""),
+}
+"""Which directory says that the files beside it are a table's, also former ones: its name, and
+`format`. (Iceberg has none that others have not.)"""
 
 
 def guessed(entry: FileEntry, options: dict[str, Any]) -> str | None:
@@ -117,10 +122,12 @@ def suffixes_of(format: str | None) -> tuple[str, ...]:  # noqa: A002
 
 def require_no_table(folder: str, names: Iterable[str]) -> None:
     """Raises InvalidArgument if some of the files there may be former ones."""
-    if kind := next((_TABLES[name] for name in names if name in _TABLES), None):
+    if found := next((TABLE_SIGNS[name] for name in names if name in TABLE_SIGNS), None):
+        name, kind = found
+        alone = f"it alone, by format={kind!r}, or " if kind else ""
         raise InvalidArgument(
-            f"{folder} is a table of {kind}, whose log says which files it has now: register "
-            f"it alone, by format='delta', or {folder}/**/*.parquet for all that are there"
+            f"{folder} is a table of {name}, whose log says which files it has now: register "
+            f"{alone}{folder}/**/*.parquet for all that are there"
         )
     if "dataset_dict.json" in names:
         raise InvalidArgument(

@@ -11,6 +11,7 @@ from typing import Any
 from ....storage.extras import install
 from ...blocks import Block
 from ...errors import FailedPrecondition
+from . import stores
 from .arrow_types import block, columns_of, cut, wanted
 from .byte_sources import ByteSource
 from .formats import LARGE_BYTES, Damaged, Facts, Format, Ints, Options, RandomAccessFile, dict_of
@@ -19,8 +20,8 @@ from .row_groups import facts_of
 VERSION = "lance"  # in the options' "snapshot"
 
 
-def opened(path: str, version: int | None = None) -> Any:
-    """Raises FailedPrecondition without pylance, and Damaged."""
+def opened(path: str, version: int | None, options: Options) -> Any:
+    """`options` are storage_options. Raises FailedPrecondition without pylance, and Damaged."""
     try:
         import lance
     except ImportError as error:
@@ -28,7 +29,8 @@ def opened(path: str, version: int | None = None) -> Any:
             f"{path} is read by pylance, which is not installed here ({error}): {install('lance')}"
         ) from error
     try:
-        return lance.dataset(path, version=version)
+        storage = stores.of_object_store(path, options)
+        return lance.dataset(path, version=version, storage_options=storage)
     except (ValueError, OSError) as error:
         which = "the table" if version is None else f"version {version} of the table"
         raise Damaged(f"{which} cannot be opened ({error!s:.300}): register it again") from error
@@ -39,9 +41,11 @@ def file_of(path: str, fragment: Any) -> str:
 
 
 @functools.lru_cache(maxsize=4)
-def _fragments(path: str, version: int) -> tuple[Any, dict[str, tuple[Any, int]]]:
+def _fragments(
+    path: str, version: int, options: tuple[tuple[str, Any], ...]
+) -> tuple[Any, dict[str, tuple[Any, int]]]:
     """The table, and its fragments by file, with the number of rows before each."""
-    table, found, before = opened(path, version), {}, 0
+    table, found, before = opened(path, version, dict(options)), {}, 0
     for fragment in table.get_fragments():
         found[file_of(path, fragment)] = fragment, before
         before += fragment.count_rows()
@@ -52,9 +56,13 @@ class LanceRows(RandomAccessFile):
     """Of a fragment."""
 
     def __init__(self, source: ByteSource, options: Options) -> None:
-        path = source.path
+        path, storage = source.path, options.get("storage", {})
+        if stores.is_url(path):  # which Lance reads itself, and compares with nothing
+            source.entry.require_same(stores.head(path, storage))
         root = os.path.dirname(os.path.dirname(path))
-        self.table, fragments = _fragments(root, options["snapshot"][VERSION])
+        self.table, fragments = _fragments(
+            root, options["snapshot"][VERSION], (*sorted(storage.items()),)
+        )
         self._fragment, self._before = fragments[path]
         self.rows = self._fragment.count_rows()
         if source.size != (size := self._fragment.data_files()[0].file_size_bytes or source.size):

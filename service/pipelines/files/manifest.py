@@ -41,10 +41,24 @@ class FileEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
     packed: str | None = None
     """How it is compressed, if it is read as a stream (streams.py); None: nobody has looked."""
+    beside: tuple[int, str] | None = None
+    """Size and fingerprint of a file beside it, which its format has by another name."""
 
     def __str__(self) -> str:
         what = "" if " " in self.fingerprint else "fingerprint "
         return f"{self.size} bytes with {what}{self.fingerprint}"
+
+    def require_same(self, now: FileEntry) -> None:
+        """Raises FailedPrecondition."""
+        if (now.size, now.fingerprint) != (self.size, self.fingerprint):
+            raise self.fault(f"has {now}")
+
+    def fault(self, what: str) -> FailedPrecondition:
+        """What is with it now."""
+        return FailedPrecondition(
+            f"{self.path} {what}, and had {self} when it was registered: bring it back, or "
+            "register the files anew"
+        )
 
 
 class Files:
@@ -131,24 +145,18 @@ def entry_of(path: str, records: int) -> FileEntry:
 def opened(entry: FileEntry) -> int:
     """A descriptor. Raises FailedPrecondition if the file is not there, or is another one than was
     registered; OSError without a descriptor for it."""
-    advice = "when it was registered: bring it back, or register the files anew"
     try:
         descriptor = regular(entry.path, os.O_RDONLY)
         try:
             size = os.fstat(descriptor).st_size
-            now = FileEntry(entry.path, size, fingerprint(descriptor, size), 0)
+            entry.require_same(FileEntry(entry.path, size, fingerprint(descriptor, size), 0))
         except BaseException:
             os.close(descriptor)
             raise
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
-        raise FailedPrecondition(
-            f"{entry.path} cannot be read ({error.strerror or error}), and had {entry} {advice}"
-        ) from error
-    if (now.size, now.fingerprint) != (entry.size, entry.fingerprint):
-        os.close(descriptor)
-        raise FailedPrecondition(f"{entry.path} has {now}, and had {entry} {advice}")
+        raise entry.fault(f"cannot be read ({error.strerror or error})") from error
     return descriptor
 
 

@@ -10,6 +10,7 @@ import contextlib
 import datetime
 import errno
 import functools
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -19,7 +20,10 @@ import tenacity
 
 from ....storage.extras import install
 from ...errors import FailedPrecondition, InvalidArgument
+from .formats import few
 from .manifest import FileEntry
+
+log = logging.getLogger(__name__)
 
 RETRY_S = 60.0
 """For one request, with all its retries."""
@@ -78,6 +82,17 @@ def require_options(options: Any) -> dict[str, Any]:
     return {name: options[name] for name in sorted(options)}
 
 
+def of_object_store(url: str, options: dict[str, Any]) -> dict[str, str] | None:
+    """storage_options, as the packages of Delta Lake and Lance call them; None for a path."""
+    if not is_url(url):
+        return None
+    names = {"anonymous": "skip_signature", "region": "region", "endpoint": "endpoint"}
+    given = require_options(options)
+    return {f"aws_{names[name]}": str(value).lower() for name, value in given.items()} | {
+        "aws_allow_http": "true"
+    }
+
+
 def require_plain(url: str) -> None:
     """Raises InvalidArgument for a URL that may have a secret."""
     scheme, _, rest = url.partition("://")
@@ -130,11 +145,17 @@ def listed(url: str, options: dict[str, Any]) -> list[FileEntry]:
         with _errors_named(url):
             obstore, store, key = _store(url, options)
             root = url[: len(url) - len(key)]
-            found = [
-                _entry(root + one["path"], one)
-                for batch in obstore.list(store, prefix=key.rstrip("/") or None)
-                for one in batch
-            ]
+            prefix = key.rstrip("/")
+            try:
+                batches = [*obstore.list(store, prefix=prefix or None)]
+            except obstore.exceptions.InvalidPathError as error:
+                if _EXTRAS[url.partition(":")[0].lower()] != "s3":
+                    said = str(error).partition("\n")[0]
+                    raise FailedPrecondition(
+                        f"{url} cannot be listed ({said}): rename that object, or name the files"
+                    ) from error
+                batches = [_listed_by_boto3(url, root, prefix, options)]
+            found = [_entry(root + one["path"], one) for batch in batches for one in batch]
     else:
         fs, path = _filesystem(url)
         with _errors_named(url):
@@ -143,6 +164,37 @@ def listed(url: str, options: dict[str, Any]) -> list[FileEntry]:
                 _entry(scheme + name, about) for name, about in fs.find(path, detail=True).items()
             ]
     return sorted(found, key=lambda entry: entry.path)
+
+
+def _listed_by_boto3(
+    url: str, root: str, prefix: str, options: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Without objects that obstore cannot ask for, which a warning names."""
+    import boto3
+    import botocore.config
+
+    how = {"signature_version": botocore.UNSIGNED} if options.get("anonymous") else {}
+    client = boto3.client(
+        "s3", region_name=options.get("region"), endpoint_url=options.get("endpoint"),
+        config=botocore.config.Config(**how),
+    )  # fmt: skip
+    below = {"Bucket": root.split("/")[2], "Prefix": f"{prefix}/" if prefix else ""}
+    pages = client.get_paginator("list_objects_v2").paginate(**below)
+    found = {one["Key"]: one for page in pages for one in page.get("Contents", ())}
+    if odd := [key for key in found if _is_odd(key)]:
+        log.warning(
+            "%s has objects %s, and no name may have an empty part, . or ..: they are left out",
+            url, few(odd),
+        )  # fmt: skip
+    return [
+        {"path": key, "size": one["Size"], "e_tag": one["ETag"]}
+        for key, one in found.items()
+        if key not in odd
+    ]
+
+
+def _is_odd(key: str) -> bool:
+    return bool(key) and not {"", ".", ".."}.isdisjoint(key.removesuffix("/").split("/"))
 
 
 def head(url: str, options: dict[str, Any]) -> FileEntry:
@@ -168,14 +220,11 @@ def fetch(entry: FileEntry, options: dict[str, Any], start: int, stop: int) -> b
             except _CutShort:
                 return _again(entry, options, start, stop)
     except FileNotFoundError as error:
-        raise FailedPrecondition(
-            f"{error.filename} cannot be read ({error.strerror}), and had {entry} when it was "
-            "registered: bring it back, or register the files anew"
-        ) from error
+        raise entry.fault(f"cannot be read ({error.strerror})") from error
     except OSError as error:
         if error.errno == errno.EIO:  # perhaps since it is shorter now
             with contextlib.suppress(OSError):
-                _require_same(entry, head(entry.path, options))
+                entry.require_same(head(entry.path, options))
         raise
 
 
@@ -187,22 +236,19 @@ def _fetched(entry: FileEntry, options: dict[str, Any], start: int, stop: int) -
     if _by_obstore(entry.path):
         obstore, store, key = _store(entry.path, options)
         answer = obstore.get(store, key, options={"range": (start, stop)})
-        _require_same(entry, _entry(entry.path, answer.meta))
+        entry.require_same(_entry(entry.path, answer.meta))
         try:
             data = answer.bytes()
         except obstore.exceptions.BaseError as error:
             raise _CutShort(errno.EIO, redacted(str(error))) from error
     else:
         fs, path = _filesystem(entry.path)
-        how: dict[str, Any] = {}
-        if _is_pinned(entry.path):
-            how = {"cache_type": "none", "size": entry.size}
-        else:
-            _require_same(entry, _entry(entry.path, fs.info(path)))
+        pinned = _is_pinned(entry.path)
+        how = {"cache_type": "none", "size": entry.size} if pinned else {}
         data = fs.cat_file(path, start=start, end=stop, **how)
-        if not how:
+        if not pinned:  # the answer has no version, and what was changed before is changed now
             fs.invalidate_cache()
-            _require_same(entry, _entry(entry.path, fs.info(path)))
+            entry.require_same(_entry(entry.path, fs.info(path)))
     if len(data) != stop - start:
         raise _CutShort(errno.EIO, f"its body had {len(data)} of {stop - start} bytes")
     return data  # type: ignore[no-any-return]
@@ -225,14 +271,6 @@ def put(url: str, data: bytes, options: dict[str, Any]) -> None:
         else:
             fs, path = _filesystem(url)
             fs.pipe_file(path, data)
-
-
-def _require_same(entry: FileEntry, now: FileEntry) -> None:
-    if (now.size, now.fingerprint) != (entry.size, entry.fingerprint):
-        raise FailedPrecondition(
-            f"{entry.path} has {now}, and had {entry} when it was registered: bring it back, or "
-            "register the files anew"
-        )
 
 
 def _entry(url: str, about: Any) -> FileEntry:
@@ -266,8 +304,10 @@ def _store(url: str, options: dict[str, Any]) -> tuple[Any, Any, str]:
     global _first_process
     scheme, _, rest = url.partition("://")
     host, _, key = rest.partition("/")
-    if key.startswith("/"):
-        raise InvalidArgument(f"{redacted(url)} has an empty name, which cannot be asked for")
+    if _is_odd(key):
+        raise InvalidArgument(
+            f"{redacted(url)} has an empty name, . or .. in it, which cannot be asked for"
+        )
     _first_process = _first_process or os.getpid()
     if _first_process != os.getpid():  # its threads are not here, and are waited for
         raise FailedPrecondition(

@@ -24,8 +24,9 @@ from ...block_limits import DTYPES
 from ...blocks import Block, Component
 from ...errors import InvalidArgument
 from . import record_index
-from .byte_sources import ByteSource, opened_now
+from .byte_sources import ByteSource, opened, opened_now
 from .formats import Damaged, Facts, Format, Ints, Options, RandomAccessFile, of_rows, read_at, runs
+from .manifest import FileEntry
 
 _NUMPY, _INDEX = b"\x93NUMPY", b"MMIDIDX\0\0"
 _INDEX_HEAD = struct.Struct("<9sQBQQ")  # also version, dtype, and numbers of sequences, documents
@@ -43,6 +44,7 @@ class _Records(NamedTuple):
     """Where records from the first one up to another begin; behind the last one is the end."""
     close: Callable[[], None]
     left_out: int = 0  # tokens
+    beside: tuple[int, str] | None = None  # of FileEntry: the .idx file
 
 
 def tokens_of(given: Any) -> dict[str, Any]:
@@ -95,9 +97,10 @@ def _opened(source: ByteSource, options: Options) -> _Records:
     total = (end - int(start)) // found.dtype.itemsize
     if window := given.get("window"):
         even = _even(total // window, found.dtype, (window,), int(start))
-        return even._replace(close=found.close, left_out=total % window)
+        return even._replace(close=found.close, left_out=total % window, beside=found.beside)
     found.close()
-    return _of_documents(source, options, found.dtype, int(start))
+    documents = _of_documents(source, options, found.dtype, int(start))
+    return documents._replace(beside=found.beside)
 
 
 def _even(count: int, dtype: np.dtype[Any], shape: tuple[int, ...], start: int) -> _Records:
@@ -129,8 +132,13 @@ def _of_numpy(source: ByteSource) -> _Records:
 
 def _of_megatron(source: ByteSource, options: Options) -> _Records:
     path = os.path.splitext(source.path)[0] + ".idx"
+    registered, storage = source.entry.beside, options.get("storage", {})
     try:
-        index = opened_now(path, options.get("storage", {}))
+        index = (
+            opened(FileEntry(path, *registered, 0), storage)
+            if registered
+            else opened_now(path, storage)
+        )
     except FileNotFoundError as error:
         raise InvalidArgument(
             f'{source.path} has no {path} beside it: give tokens={{"dtype": …, "window": …}}, or '
@@ -157,7 +165,8 @@ def _of_megatron(source: ByteSource, options: Options) -> _Records:
                     f"its sequences {first} to {stop} do not follow one another to its end, as "
                     f"{path} has them: one of the two is cut, or of another one"
                 )
-        return _Records(count, dtype, (None,), places, index.close)
+        beside = index.entry.size, index.entry.fingerprint
+        return _Records(count, dtype, (None,), places, index.close, beside=beside)
     except BaseException:
         index.close()
         raise
@@ -194,18 +203,12 @@ def _inspect(source: ByteSource, options: Options) -> Facts:
     found = _opened(source, options)
     found.close()
     node = {"tensor": found.dtype.name, "shape": [*found.shape]}
-    return Facts(found.number, node, left_out=found.left_out)
+    return Facts(found.number, node, left_out=found.left_out, beside=found.beside)
 
 
 class TokenFile(RandomAccessFile):
     def __init__(self, source: ByteSource, options: Options) -> None:
         self._records = _opened(source, options)
-        if self._records.number != source.entry.records:
-            self._records.close()
-            raise Damaged(
-                f"it has {self._records.number} records, and had {source.entry.records} when it "
-                "was registered, so its index is another one: register it again"
-            )
         super().__init__(source, source.size / max(1, self._records.number))
 
     def offsets(self, first: int, stop: int) -> Ints:

@@ -192,8 +192,9 @@ def _options(
     count: bool,
 ) -> dict[str, Any]:
     """Raises InvalidArgument for an option that the format does not have."""
+    takes = format_of(of).options
     if isinstance(columns, Mapping):
-        if "alternatives" not in format_of(of).options:
+        if "alternatives" not in takes:
             raise InvalidArgument(f"columns={columns!r:.100} must be a list, as this is {of!r}")
         given = [*columns.items()]
         columns = {name: _names([some] if isinstance(some, str) else some) for name, some in given}

@@ -108,8 +108,10 @@ def _together(
                     f"fill={fill!r:.100} does not fit the columns of {path}: {error}"
                 ) from error
             cuts_of = [*facts.cuts] if options.get("nulls") == "drop" else []
-            now = {"records": facts.records, "values": values, "packed": facts.packed}
-            entries.append(msgspec.structs.replace(before[0], cuts=cuts_of, **now))
+            now = {"packed": facts.packed, "beside": facts.beside, "cuts": cuts_of}
+            entries.append(
+                msgspec.structs.replace(before[0], records=facts.records, values=values, **now)
+            )
             _require_unchanged(listed, before)
         left_out += facts.left_out
         if facts.absent is not None:

@@ -7,11 +7,14 @@ What these files have, read alone, must be what the table has. So whatever a tab
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
+import io
 import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -19,27 +22,21 @@ from ....storage.extras import install
 from ...errors import FailedPrecondition, ForebayError, InvalidArgument, NotFound
 from ..files import lance_tables
 from ..files.arrow_types import pyarrow
+from ..files.byte_sources import opened_now
 from ..files.formats import few
+from ..files.known_formats import TABLE_SIGNS
 from ..files.manifest import FileEntry
 from ..files.partitions import Partitions, of_types
-from ..files.stores import is_url, require_plain
+from ..files.stores import is_url, listed, of_object_store, require_plain
 from .remote_files import heads
 
 TABLES = ("delta", "iceberg", "lance")
-_SIGNS = {"_delta_log": "delta", "_versions": "lance"}
-"""Directories that a table has, by which it is known. (Iceberg has none that others have not.)"""
+_HINT = "version-hint.text"
+"""The name of a file in which a table of Iceberg may say its newest metadata."""
 
 _DELTA_FEATURES = {"deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
 """Of readers, which change nothing of what a file has; of the first, it is looked whether any does.
 Column mapping has an older way to be said as well."""
-
-_DELTA_STORAGE = {
-    "region": "aws_region",
-    "anonymous": "aws_skip_signature",
-    "endpoint": "aws_endpoint",
-}
-_ICEBERG_STORAGE = {name: f"s3.{name}" for name in _DELTA_STORAGE}
-"""storage_options, as the packages call them."""
 
 
 class Table(NamedTuple):
@@ -69,9 +66,9 @@ def found(files: Any, named: str | None, options: dict[str, Any]) -> Table | Non
     InvalidArgument, NotFound, FailedPrecondition."""
     one = isinstance(files, str | os.PathLike)
     path = os.fspath(files).removeprefix("file://").rstrip("/") if one else ""
-    for sign in _SIGNS if one and named is None else ():
-        if os.path.isdir(os.path.join(path, sign)):
-            named = _SIGNS[sign]
+    for sign, (_, kind) in TABLE_SIGNS.items() if one and named is None else ():
+        if kind and os.path.isdir(os.path.join(path, sign)):
+            named = kind
     if named not in TABLES:
         return None
     if not path:
@@ -90,8 +87,7 @@ def found(files: Any, named: str | None, options: dict[str, Any]) -> Table | Non
 
 def _delta(path: str, options: dict[str, Any]) -> Table:
     deltalake, arrow = _imported("deltalake", "delta", path), pyarrow(path)
-    storage = _renamed(options, _DELTA_STORAGE) | ({"aws_allow_http": "true"} if options else {})
-    table = deltalake.DeltaTable(path, storage_options=storage or None)
+    table = deltalake.DeltaTable(path, storage_options=of_object_store(path, options))
     about, features = table.metadata(), {*(table.protocol().reader_features or ())}
     if about.configuration.get("delta.columnMapping.mode", "none") != "none":
         features.add("columnMapping")
@@ -112,9 +108,15 @@ def _delta(path: str, options: dict[str, Any]) -> Table:
 
 def _iceberg(path: str, options: dict[str, Any]) -> Table:
     pyiceberg = _imported("pyiceberg.table", "iceberg", path)
-    table = pyiceberg.StaticTable.from_metadata(
-        _newest_metadata(path), _renamed(options, _ICEBERG_STORAGE)
-    )
+    from pyiceberg.catalog.noop import NoopCatalog
+    from pyiceberg.serializers import FromInputFile
+
+    newest, files = _newest_metadata(path, options), _FilesOfTable(options)
+    metadata = FromInputFile.table_metadata(files.new_input(newest))
+    table = pyiceberg.StaticTable(
+        identifier=("table", newest), metadata=metadata, metadata_location=newest, io=files,
+        catalog=NoopCatalog("none"),
+    )  # fmt: skip
     if (snapshot := table.current_snapshot()) is None:
         return Table([], [], {})
     _require_no_other_names(path, table)
@@ -132,27 +134,49 @@ def _iceberg(path: str, options: dict[str, Any]) -> Table:
     return Table(_entries(places, options), names, {"iceberg": snapshot.snapshot_id})
 
 
-def _lance(path: str, _: dict[str, Any]) -> Table:
-    if is_url(path):
-        raise InvalidArgument(
-            f"{path}: tables of Lance are read at mounted paths: mount or copy it"
-        )
-    table = lance_tables.opened(path)
+class _FilesOfTable:
+    """PyIceberg's FileIO, as far as it reads. Its own would ask an endpoint that the table names,
+    and have other credentials than files of records."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+
+    def new_input(self, location: str) -> Any:
+        return SimpleNamespace(location=location, open=lambda **_: io.BytesIO(self.read(location)))
+
+    def read(self, location: str) -> bytes:
+        path = location.removeprefix("file://")
+        with contextlib.closing(opened_now(path, self._options)) as file:
+            return bytes(file.read(0, file.size))
+
+
+def _lance(path: str, options: dict[str, Any]) -> Table:
+    table = lance_tables.opened(path, None, options)
     places = [lance_tables.file_of(path, one) for one in table.get_fragments()]
     snapshot = {lance_tables.VERSION: table.version}
-    return Table(_entries(places, {}), table.schema.names, snapshot, format="lance")
+    return Table(_entries(places, options), table.schema.names, snapshot, format="lance")
 
 
-def _newest_metadata(path: str) -> str:
-    """A table that no catalog names: its hint, or the file with the largest number."""
-    folder = os.path.join(path, "metadata")
-    if not os.path.isdir(folder) or os.path.exists(os.path.join(folder, "version-hint.text")):
+def _newest_metadata(path: str, options: dict[str, Any]) -> str:
+    """A table that no catalog names: what its hint says, or the file with the largest number."""
+    if path.endswith(".metadata.json"):
         return path
-    numbered = defaultdict(list)
-    for name in os.listdir(folder):
+    folder, numbered = os.path.join(path, "metadata"), defaultdict(list)
+    names = (
+        os.listdir(folder)
+        if not is_url(path)
+        else [os.path.basename(entry.path) for entry in listed(folder, options)]
+    )
+    if _HINT in names:
+        said = _FilesOfTable(options).read(os.path.join(folder, _HINT)).decode().strip()
+        said = f"v{said}" if said.isnumeric() else said.removesuffix(".metadata.json")
+        return os.path.join(folder, f"{said}.metadata.json")
+    for name in names:
         if number := re.match(r"v?(\d+).*\.metadata\.json$", name):
             numbered[int(number[1])].append(os.path.join(folder, name))
-    if len(newest := numbered[max(numbered, default=0)]) != 1:
+    if not numbered:
+        raise FileNotFoundError(errno.ENOENT, "it has no metadata of Iceberg", folder)
+    if len(newest := numbered[max(numbered)]) != 1:
         raise InvalidArgument(
             f"{path} has newest metadata {few(sorted(newest))}, and only its catalog knows which "
             "is current: give the path of that metadata.json"
@@ -179,10 +203,6 @@ def _entries(places: list[str], options: dict[str, Any]) -> list[FileEntry]:
     if places and is_url(places[0]):
         return heads(places, options)
     return [FileEntry(one, 0, "", 0) for one in places]
-
-
-def _renamed(options: dict[str, Any], names: dict[str, str]) -> dict[str, str]:
-    return {names[name]: "true" if value is True else str(value) for name, value in options.items()}
 
 
 def _refusal(path: str, what: str) -> FailedPrecondition:
