@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ....storage.extras import install
 from ...blocks import Block
-from ...errors import FailedPrecondition
+from ...extras import imported
 from .byte_sources import ByteSource
 from .formats import TEXT, Damaged, Facts, Format, Ints, Options, RandomAccessFile, texts
 
@@ -19,16 +18,10 @@ _MAGIC = bytes.fromhex("83af70d10d884a3f")  # of Riegeli, in which ArrayRecord i
 def _opened(source: ByteSource) -> tuple[Any, int]:
     """A reader, and how many records there are. Raises FailedPrecondition without the library, and
     Damaged."""
-    try:
-        from array_record.python import array_record_module
-    except ImportError as error:
-        raise FailedPrecondition(
-            f"{source.path} is an ArrayRecord file, and array_record is not installed here "
-            f"({error}): {install('arrayrecord')}"
-        ) from error
+    module = imported("array_record.python.array_record_module", "arrayrecord", source.path)
     path = source.local_path()
     try:
-        reader = array_record_module.ArrayRecordReader(path)
+        reader = module.ArrayRecordReader(path)
         if not reader.ok():
             reader.close()  # raises what is wrong
         return reader, int(reader.num_records())

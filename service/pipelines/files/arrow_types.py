@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ....storage.extras import install
 from ...blocks import Array, Block, Component, Strings
-from ...errors import FailedPrecondition, InvalidArgument
+from ...errors import InvalidArgument
+from ...extras import imported
 from .formats import Damaged, Ints, Node, Options, chosen, dict_of, of_rows
 
 _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
@@ -32,14 +32,9 @@ _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 def pyarrow(path: str) -> Any:
     """Raises FailedPrecondition where it is not installed."""
-    try:
-        import pyarrow.compute
-        import pyarrow.parquet
-    except ImportError as error:
-        raise FailedPrecondition(
-            f"{path} needs pyarrow, which is not installed here ({error}): {install('parquet')}"
-        ) from error
-    return pyarrow
+    for module in ("pyarrow.compute", "pyarrow.parquet"):
+        imported(module, "parquet", path)
+    return imported("pyarrow", "parquet", path)
 
 
 Keys = tuple[str, ...]

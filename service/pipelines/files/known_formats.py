@@ -96,12 +96,10 @@ def guessed(entry: FileEntry, options: dict[str, Any]) -> str | None:
         if kind := compression(begins[0]):
             with contextlib.suppress(Damaged):  # it may be something else
                 begins.append(UnpackedFile(file, kind).read(0, 512))
-    for begin in begins:  # ours first: others' packages are loaded if none of them is it
-        if name := next((name for name, one in FORMATS.items() if one.matches(begin)), None):
-            return name
-    formats = _all()
-    for begin in begins:
-        if name := next((name for name, one in formats.items() if one.matches(begin)), None):
+    for known in (lambda: FORMATS, _all):  # others' packages are loaded if none of ours is it
+        formats = known()
+        matching = (name for b in begins for name, one in formats.items() if one.matches(b))
+        if name := next(matching, None):
             return name
     named = {name: one.suffixes for name, one in formats.items() if not one.ambiguous}
     return next((name for name, suffixes in named.items() if ends_in(path, suffixes)), None)

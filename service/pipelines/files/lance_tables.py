@@ -8,9 +8,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from ....storage.extras import install
 from ...blocks import Block
-from ...errors import FailedPrecondition
+from ...extras import imported
 from . import stores
 from .arrow_types import block, columns_of, cut, wanted
 from .byte_sources import ByteSource
@@ -22,12 +21,7 @@ VERSION = "lance"  # in the options' "snapshot"
 
 def opened(path: str, version: int | None, options: Options) -> Any:
     """`options` are storage_options. Raises FailedPrecondition without pylance, and Damaged."""
-    try:
-        import lance
-    except ImportError as error:
-        raise FailedPrecondition(
-            f"{path} is read by pylance, which is not installed here ({error}): {install('lance')}"
-        ) from error
+    lance = imported("lance", "lance", path)
     try:
         storage = stores.of_object_store(path, options)
         return lance.dataset(path, version=version, storage_options=storage)

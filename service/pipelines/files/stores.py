@@ -20,8 +20,8 @@ import tenacity
 
 from ....storage.extras import install
 from ...errors import FailedPrecondition, InvalidArgument
-from .formats import few
-from .manifest import FileEntry
+from ...extras import imported
+from .manifest import MANY, FileEntry
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ def _listed_by_boto3(
     if odd := [key for key in found if _is_odd(key)]:
         log.warning(
             "%s has objects %s, and no name may have an empty part, . or ..: they are left out",
-            url, few(odd),
+            url, odd[:MANY],
         )  # fmt: skip
     return [
         {"path": key, "size": one["Size"], "e_tag": one["ETag"]}
@@ -314,14 +314,7 @@ def _store(url: str, options: dict[str, Any]) -> tuple[Any, Any, str]:
             f"{redacted(url)} cannot be read in a fork of a process that has read such files: "
             "start it with multiprocessing's method spawn"
         )
-    try:
-        import obstore
-    except ImportError as error:
-        extra = _EXTRAS[scheme.lower()]
-        raise FailedPrecondition(
-            f"{redacted(url)} is read by obstore, which is not installed here ({error}): "
-            f"{install(extra)}"
-        ) from error
+    obstore = imported("obstore", _EXTRAS[scheme.lower()], redacted(url))
     takes = {"s3": OPTIONS, "gs": OPTIONS[:1], "azure": OPTIONS[:1]}.get(
         _EXTRAS[scheme.lower()], ()
     )

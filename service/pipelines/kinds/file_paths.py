@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import glob
 import os
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -15,14 +14,10 @@ from ..files.known_formats import format_names, guessed, in_directory, suffixes_
 from ..files.manifest import FileEntry
 from ..files.stores import is_url
 from . import remote_files
-from .patterns import errors_named, expanded
+from .patterns import errors_named, expanded, fixed
 from .tables import TABLES
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
-
-
-_FIXED = re.compile(r"(?:[^*?\[{]*/)?")
-"""The directories of a pattern that are the same for all that matches."""
 
 
 class FilesFound(NamedTuple):
@@ -49,7 +44,7 @@ def resolved(files: Paths, named: str | None, options: dict[str, Any]) -> FilesF
     places: list[str] = []
     for path in given:
         there = os.path.exists(path)
-        root = os.path.dirname(path) if there else _FIXED.match(path)[0]  # type: ignore[index]
+        root = os.path.dirname(path) if there else fixed(path)
         if not there and is_url(path):
             found, root = remote_files.resolved(path, named, options)
             entries += found

@@ -39,6 +39,11 @@ def expanded(pattern: str) -> list[str]:
     return [pattern]
 
 
+def fixed(pattern: str) -> str:
+    """The directory, with its slash, of all that matches a pattern, which may be a URL."""
+    return re.match(r"(\w[\w+.-]*://)?([^*?\[{]*/)?", pattern)[0]  # type: ignore[index]
+
+
 def _require_few(pattern: str, names: int) -> None:
     """Raises InvalidArgument."""
     if names > MOST_EXPANDED:

@@ -13,7 +13,7 @@ from ...errors import NotFound
 from ..files import mds, record_index, stores
 from ..files.known_formats import ends_in, require_no_table, suffixes_of
 from ..files.manifest import FileEntry
-from .patterns import errors_named, expanded, matches
+from .patterns import errors_named, expanded, fixed, matches
 
 _GLOB = re.compile(r"[*?\[]")
 _AT_ONCE = 32  # requests
@@ -30,10 +30,10 @@ def resolved(url: str, named: str | None, options: dict[str, Any]) -> tuple[list
         with contextlib.suppress(OSError):  # a name may have brackets
             if "[" in url:
                 return [stores.head(url, options)], ""
-        return matching(url, options), _fixed(names[0])
+        return matching(url, options), fixed(names[0])
     with errors_named(url):
         if len(names) > 1:
-            return heads(names, options), _fixed(url)
+            return heads(names, options), fixed(url)
         if not url.endswith("/"):
             try:
                 entry = stores.head(url, options)
@@ -52,13 +52,6 @@ def heads(urls: Sequence[str], options: dict[str, Any]) -> list[FileEntry]:
         return [*pool.map(lambda url: stores.head(url, options), urls)]
 
 
-def _fixed(pattern: str) -> str:
-    """The directory of all that matches."""
-    found = re.match(r"[^:]+://(?:[^*?\[{]*/)?", pattern)
-    assert found
-    return found[0]
-
-
 def matching(url: str, options: dict[str, Any]) -> list[FileEntry]:
     """Objects of a pattern. Raises NotFound, InvalidArgument, FailedPrecondition."""
     stores.require_plain(url)
@@ -67,7 +60,7 @@ def matching(url: str, options: dict[str, Any]) -> list[FileEntry]:
     found: dict[str, FileEntry] = {}
     lists: dict[str, list[FileEntry]] = {}
     for name in expanded(url):
-        root = _fixed(name)
+        root = fixed(name)
         if root not in lists:
             with errors_named(url):
                 lists[root] = stores.listed(root, options)

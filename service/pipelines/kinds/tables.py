@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib
 import io
 import os
 import re
@@ -18,8 +17,8 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from ....storage.extras import install
 from ...errors import FailedPrecondition, ForebayError, InvalidArgument, NotFound
+from ...extras import imported
 from ..files import lance_tables
 from ..files.arrow_types import pyarrow
 from ..files.byte_sources import opened_now
@@ -86,7 +85,7 @@ def found(files: Any, named: str | None, options: dict[str, Any]) -> Table | Non
 
 
 def _delta(path: str, options: dict[str, Any]) -> Table:
-    deltalake, arrow = _imported("deltalake", "delta", path), pyarrow(path)
+    deltalake, arrow = imported("deltalake", "delta", path), pyarrow(path)
     table = deltalake.DeltaTable(path, storage_options=of_object_store(path, options))
     about, features = table.metadata(), {*(table.protocol().reader_features or ())}
     if about.configuration.get("delta.columnMapping.mode", "none") != "none":
@@ -107,7 +106,7 @@ def _delta(path: str, options: dict[str, Any]) -> Table:
 
 
 def _iceberg(path: str, options: dict[str, Any]) -> Table:
-    pyiceberg = _imported("pyiceberg.table", "iceberg", path)
+    pyiceberg = imported("pyiceberg.table", "iceberg", path)
     from pyiceberg.catalog.noop import NoopCatalog
     from pyiceberg.serializers import FromInputFile
 
@@ -210,16 +209,6 @@ def _refusal(path: str, what: str) -> FailedPrecondition:
         f"{path} {what}, and files are read as they are: rewrite the table, or register files that "
         "you write of it"
     )
-
-
-def _imported(module: str, extra: str, path: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise FailedPrecondition(
-            f"{path} is read by {module.partition('.')[0]}, which is not installed here ({error}): "
-            f"{install(extra)}"
-        ) from error
 
 
 @contextlib.contextmanager
