@@ -1,4 +1,5 @@
-"""How many bytes of files in object stores this process's children have read."""
+"""How many bytes of files in object stores this process's children have read, for whichever of its
+workers: several in one process say the same number."""
 
 from __future__ import annotations
 

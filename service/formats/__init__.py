@@ -21,20 +21,6 @@ from ..pipelines.files.formats import (
 )
 
 __all__ = [
-    "Block",
-    "ByteSource",
-    "Component",
-    "Damaged",
-    "Facts",
-    "Format",
-    "Ints",
-    "InvalidArgument",
-    "Node",
-    "Options",
-    "RandomAccessFile",
-    "RecordFile",
-    "dict_of",
-    "of_rows",
-    "read_at",
-    "texts",
-]
+    "Block", "ByteSource", "Component", "Damaged", "Facts", "Format", "Ints", "InvalidArgument",
+    "Node", "Options", "RandomAccessFile", "RecordFile", "dict_of", "of_rows", "read_at", "texts",
+]  # fmt: skip

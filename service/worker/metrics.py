@@ -68,7 +68,7 @@ BUFFER_LIMIT = Family(
 )
 OBJECTS = Family(
     "forebay_worker_object_bytes_total", "counter",
-    "Bytes that were read of files in object stores: fetched, or found in --cache-directory.",
+    "Bytes that the process read of files in object stores: fetched, or from --cache-directory.",
     ("source",),
 )  # fmt: skip
 BUFFERED = Family(

@@ -121,11 +121,8 @@ def _inspect_json(source: ByteSource, options: Options) -> Facts:
     file = record_index.opened(of_look, options, walk)
     try:
         steps = itertools.islice(file.steps(0, min(records, SAMPLE_RECORDS)), _SAMPLE_STEPS)
-        found = [
-            bytes(one)
-            for step in steps
-            for one in formats.pieces(of_look, file.offsets, np.arange(*step))
-        ]
+        of = (formats.pieces(of_look, file.offsets, np.arange(*step)) for step in steps)
+        found = [bytes(one) for one in itertools.chain.from_iterable(of)]
         said = file.said()
     finally:
         file.close()

@@ -86,11 +86,9 @@ def of_object_store(url: str, options: dict[str, Any]) -> dict[str, str] | None:
     """storage_options, as the packages of Delta Lake and Lance call them; None for a path."""
     if not is_url(url):
         return None
-    names = {"anonymous": "skip_signature", "region": "region", "endpoint": "endpoint"}
-    given = require_options(options)
-    return {f"aws_{names[name]}": str(value).lower() for name, value in given.items()} | {
-        "aws_allow_http": "true"
-    }
+    given = {**require_options(options), "allow_http": True}
+    of = {"anonymous": "skip_signature"}
+    return {f"aws_{of.get(name, name)}": str(value).lower() for name, value in given.items()}
 
 
 def require_plain(url: str) -> None:
