@@ -96,11 +96,15 @@ def guessed(entry: FileEntry, options: dict[str, Any]) -> str | None:
         if kind := compression(begins[0]):
             with contextlib.suppress(Damaged):  # it may be something else
                 begins.append(UnpackedFile(file, kind).read(0, 512))
-    for known in (lambda: FORMATS, _all):  # others' packages are loaded if none of ours is it
-        formats = known()
-        matching = (name for b in begins for name, one in formats.items() if one.matches(b))
-        if name := next(matching, None):
-            return name
+
+    def matching(some: dict[str, Format]) -> str | None:
+        return next((name for b in begins for name, one in some.items() if one.matches(b)), None)
+
+    if name := matching(FORMATS):  # others' packages are loaded if none of ours is it
+        return name
+    formats = _all()
+    if name := matching(formats):
+        return name
     named = {name: one.suffixes for name, one in formats.items() if not one.ambiguous}
     return next((name for name, suffixes in named.items() if ends_in(path, suffixes)), None)
 
