@@ -67,7 +67,7 @@ def inspected(of: str, options: Options, entry: FileEntry) -> Facts:
     """Raises Damaged, OSError, InvalidArgument, and FailedPrecondition where the format's library
     is not installed."""
     kind, storage = format_of(of), options.get("storage", {})  # a native one reads ends only
-    with contextlib.closing(opened(entry, storage, as_whole=not kind.is_native)) as source:
+    with contextlib.closing(opened(entry, storage, as_whole=not kind.native)) as source:
         return kind.inspect(source, options)
 
 

@@ -100,7 +100,7 @@ class OpenFiles:
 
     def _is_small(self, entry: manifest.FileEntry) -> bool:
         """An object that is asked for as a whole, as its records are read together."""
-        together = not self._manifest.shuffled or self.format.by_groups
+        together = not self._manifest.shuffled or self.format.row_groups
         return together and entry.size <= byte_sources.SMALL_BYTES and is_url(entry.path)
 
     def _opened(self, number: int, entry: manifest.FileEntry) -> RecordFile:
