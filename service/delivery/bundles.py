@@ -15,12 +15,13 @@ on. When memory is full, it waits, unless some reader has nothing left to receiv
 element if its reader has planned (`until`) all that it knows.
 
 **Forgetting.** A block is dropped once each reader of the group has said that it needs none of its
-elements (`keep`, `floor`). If the blocks exceed `max_bytes` for each reader, those that some reader
-has passed are dropped earlier: a reader that is far behind the others has its elements made again.
-But if one is far behind and still reads, runs make only what it lacks, and the others wait for it.
-If a reader begins again before where it was, all that no slice has joined is dropped.
-What a slice that has joined still needs is never dropped. If the only reader is *alone*, a block is
-dropped once it was given. After that reader has left, the rest may be dropped, too.
+elements (`keep`, `floor`); or those that it was given to, if all of it was given: an element is one
+reader's, and some never come to the bundle. If the blocks exceed `max_bytes` for each reader, those
+that some reader has passed are dropped earlier: a reader that is far behind the others has its
+elements made again. But if one is far behind and still reads, runs make only what it lacks, and the
+others wait for it. If a reader begins again before where it was, all that no slice has joined is
+dropped. What a slice that has joined still needs is never dropped. If the only reader is *alone*, a
+block is dropped once it was given. After that reader has left, the rest may be dropped, too.
 
 **Lengths.** A slice ends with how many elements the bundle is known to have. A slice without runs
 is a query: its end comes when the bundle has ended, or when there is news, and there are `enough`
@@ -275,6 +276,17 @@ class BundleRun(QueuedRun):
         """Whether it has this element, or will make it."""
         return index >= self.log.start and not (self.counts or self.dropped)
 
+    def given_before(self) -> int:
+        """Elements before this one were given, each to the one reader that it belongs to, and that
+        reader needs them no more."""
+        keeps, before = self.bundle.keeps, self.log.start
+        for kept in self.log:
+            count = kept.stop - kept.start
+            if kept.given < count or any(keeps.get(r, 0) < kept.stop for r in kept.readers):
+                break
+            before = kept.stop
+        return before
+
     def needed(self) -> int:
         """No slice that has joined needs an element before this one."""
         return min((s.runs[0] for s in self.slices if s.runs), default=MAX_INDEX)
@@ -441,7 +453,7 @@ class BundlesOutput(TaskOutput):
             keep = MAX_INDEX
         for run in list(bundle.runs):
             if run.log:
-                run.log.drop_before(min(keep, run.needed()))
+                run.log.drop_before(min(max(keep, run.given_before()), run.needed()))
             is_over = run.ended or run.failed is not None or not run.begun
             is_over |= run.counts or is_passed
             if is_over and not (run.log or run.slices):
@@ -584,6 +596,8 @@ class _SliceSubscription(Subscription):
         block = picked(kept.block, _within(self.runs, kept, max_elements))
         size = kept.cost if block is kept.block else cost(block)
         self.runs = runs_after(self.runs, block.count)
+        kept.given += block.count
+        kept.readers.add(self.request.reader)
         run.used = next(self.output.queue.numbers)
         self.output.given_s[self.request.reader] = time.monotonic()
         if run.given_bytes < AHEAD_BYTES:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..blocks import Block
 from .memory import OutputMemory
@@ -24,6 +24,8 @@ class LoggedBlock:
     cost: int
     start: int
     stop: int
+    given: int = 0  # how many of its elements were
+    readers: set[int] = field(default_factory=set)  # that have got some
 
 
 class ElementLog:
@@ -40,6 +42,9 @@ class ElementLog:
 
     def __len__(self) -> int:
         return len(self._kept)
+
+    def __iter__(self) -> Iterator[LoggedBlock]:
+        return iter(self._kept.values())
 
     def __reversed__(self) -> Iterator[LoggedBlock]:
         return reversed(self._kept.values())

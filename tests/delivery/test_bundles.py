@@ -309,6 +309,21 @@ def test_a_reader_that_has_passed_and_gone_lets_blocks_go() -> None:
     assert output.held_bytes == 2 * SIZE
 
 
+def test_what_all_was_given_goes_also_if_other_readers_never_come_to_the_bundle() -> None:
+    """As if a round is as long as a batch of each reader: a bundle belongs to one of them."""
+    output = BundlesOutput()
+    mine = Reader(output, Slice(1, runs=(0, 15), until=30, reader=2, readers=4))
+    run = make(begun(output), 30)
+    assert read(mine)[:15] == [*range(15)]  # type: ignore[index]
+    assert output.held_bytes == 3 * SIZE, "it may lack them: a connection can break"
+    Reader(output, Slice(1, runs=(18, 2), keep=15, reader=2, readers=4))
+    assert output.held_bytes == 2 * SIZE and run.has(10), "others lack some of the second block"
+    other = Reader(output, Slice(1, runs=(15, 3), keep=15, reader=1, readers=4))
+    assert read(other)[:3] == [15, 16, 17]  # type: ignore[index]
+    Reader(output, Slice(1, runs=(20, 1), keep=20, reader=2, readers=4))
+    assert output.held_bytes == 2 * SIZE, "the other one may lack its own"
+
+
 def test_a_slice_of_a_bundle_below_the_floor_is_served_nevertheless() -> None:
     """Its reader begins anew from a position that it saved."""
     output = BundlesOutput()
