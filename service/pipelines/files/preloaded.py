@@ -1,16 +1,14 @@
 """What a fork server imports before it forks children that read files.
 
-Arrow's own allocator returns large buffers to the system, whose pages are then cleared for each
-block: reading strings took 1.7 times as long. So Arrow uses malloc, which keeps them.
+malloc keeps large buffers: pages that go back to the system are cleared for each block. Arrow has
+an allocator of its own, which takes large pages, and so a tenth of the page faults.
 """
 
 import contextlib
-import os
 
 from ... import malloc
 from . import inspecting, reading  # noqa: F401
 
-os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # read when Arrow is imported
 malloc.keep_large_buffers_now()
 with contextlib.suppress(ImportError):
     import pyarrow.compute
