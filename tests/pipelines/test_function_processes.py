@@ -466,6 +466,15 @@ def test_the_first_element_of_each_run_travels_alone() -> None:
     pipeline.close()
 
 
+def test_bundles_run_in_the_processes_of_those_that_have_ended() -> None:
+    pipeline, found = pipeline_of(lambda _: [os.getpid()] * 2, range(3)), []
+    for _ in range(2):  # three are open at a time, and one process may work
+        runs = [pipeline.bundle(SplitRange(n, 1, 0), number=n, seed=1).blocks() for n in range(3)]
+        found.append({*numbers(itertools.chain(*itertools.zip_longest(*runs)))})
+    assert len(found[0]) == 3 and found[0] == found[1]
+    pipeline.close()
+
+
 def test_what_does_not_fit_is_said_though_it_was_sent_in_a_pause() -> None:
     """Which is by a thread of its own."""
 

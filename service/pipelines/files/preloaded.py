@@ -13,5 +13,9 @@ malloc.keep_large_buffers_now()
 with contextlib.suppress(ImportError):
     import pyarrow.compute
     import pyarrow.parquet  # noqa: F401
+with contextlib.suppress(ImportError):  # many functions decode images
+    from PIL import Image
+
+    Image.preinit()
 with contextlib.suppress(ImportError):
     from array_record.python import array_record_module  # noqa: F401

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections import deque, namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -354,7 +355,8 @@ def kinds_of(value: Any) -> set[Any]:
 
 def is_masked(value: Any) -> bool:
     """Whether it is an array that hides some of its items; np.asarray would reveal them."""
-    return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
+    masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())  # importing it takes 10 ms
+    return isinstance(value, masked) and bool(np.ma.is_masked(value))
 
 
 MASKED = "; a mask does not travel: yield value.filled(…), and the mask as another tensor"

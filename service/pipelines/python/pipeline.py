@@ -17,9 +17,9 @@ from .run_states import FailureRules
 from .runs import PythonRun
 from .stored import require_runnable
 
-IDLE_READERS = 16
-"""How many idle processes are kept that read files. Bundles that wait for their readers hold one
-each, and a new process would open all of its files anew."""
+MOST_IDLE = 16
+"""How many idle processes are kept, or as many as may work. Bundles that wait for their readers
+hold one each, and a new process would do its imports and open its files anew."""
 
 FAR_READERS = 3
 """Times as many processes read files in an object store: they wait for its answers."""
@@ -67,11 +67,8 @@ class PythonPipeline:
         if dataset.inferred and may_skip is None:
             dataset.inferred = False
             stored = dataset.SerializeToString()
-        most_idle = self._processes
-        if self._has_files and not dataset.function:
-            most_idle = max(most_idle, IDLE_READERS)
         told = StoredDataset(structure, stored, files)
-        self._children = Children(fork_server, told, most_idle)
+        self._children = Children(fork_server, told, max(self._processes, MOST_IDLE))
         self._rules = FailureRules(
             dataset.on_error, dataset.limit, dataset.timeout_s, where,
             lambda number: _path(told.files(), number),
