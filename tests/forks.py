@@ -32,7 +32,7 @@ from typing import Any, TextIO
 
 from forebay.service.processes import EXIT_WITH_PARENT, ChildProcess
 
-COMMAND = ("forebay.service.cli", "typer._adapters")  # which Typer imports with the first options
+COMMAND = ("forebay.service.cli",)
 TENSORFLOW = (
     *COMMAND,
     "tensorflow.data.experimental.service",

@@ -112,7 +112,7 @@ class TestErrors:
                     expected = option.opts[0].strip("-").replace("-", "_").upper()
                     names = (f"FOREBAY_{expected}", f"FOREBAY_{command.name}_{expected}".upper())
                     assert option.envvar in names, f"{command.name} {option.opts}"
-                    kind = option.type_descriptor.annotation
+                    kind = (type(option.type), option.multiple)
                     assert kinds.setdefault(option.envvar, kind) == kind, option.envvar
 
     @pytest.mark.parametrize(
