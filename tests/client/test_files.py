@@ -347,6 +347,8 @@ def test_files_that_are_not_opened_take_little_memory() -> None:
     tracemalloc.stop()
     assert held < 12 * len(entries)
     assert [*found.files] == entries
+    with pytest.raises(IndexError):
+        found.files[-1]
     assert found.encode() == stored
     other = Manifest(format="parquet", files=entries[1:], cuts=[0], structure="{}").encode()
     assert difference(stored, other).startswith("list of files (s3://a/0 was removed, with 0 bytes")

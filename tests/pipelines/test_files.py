@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
 import pathlib
 import re
+import socket
 import struct
 import tarfile
+import threading
+from multiprocessing.connection import Connection
 from typing import Any
 
 import google_crc32c
@@ -29,11 +33,12 @@ from forebay.service.errors import (
 from forebay.service.order import permuted_many
 from forebay.service.pipelines import PythonRules, SplitRange, open_pipeline
 from forebay.service.pipelines.definitions import difference, has_no_code
-from forebay.service.pipelines.files import open_files
+from forebay.service.pipelines.files import inspecting, open_files
 from forebay.service.pipelines.files.formats import Facts
-from forebay.service.pipelines.files.manifest import decode
+from forebay.service.pipelines.files.manifest import FileEntry, decode
 from forebay.service.pipelines.files.reading import PAGE, FileRecords
 from forebay.service.pipelines.kinds import files as module
+from forebay.service.pipelines.kinds.file_inspector import FileInspector
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto.python_pb2 import PythonDataset
 from forebay.storage.errors import Corrupt
@@ -384,6 +389,42 @@ def test_what_is_cut_while_it_is_read_is_an_error(
             for block in read.blocks(split):
                 assert block.count
     assert str(index if how == "index cut" else path) in str(raised.value)
+
+
+def test_files_that_are_read_as_a_whole_are_few_at_a_time() -> None:
+    files = [FileEntry(f"s3://none/{number}", 1 << 30, "", 0) for number in range(99)]
+    for of, nulls, most in (
+        ("parquet", "raise", 64), ("parquet", "drop", 8), ("arrow", "raise", 8),
+        ("arrayrecord", "raise", 8), ("tfrecord", "raise", 8),
+    ):  # fmt: skip
+        with contextlib.closing(FileInspector(of, {"nulls": nulls}, files)) as inspector:
+            asked = 0
+            while inspector.has_room:
+                inspector.ask(files[asked])
+                asked += 1
+        assert asked == most, of
+
+
+def test_a_registration_that_ends_early_ends_who_looks_at_its_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failed: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    ours, theirs = socket.socketpair()
+    child = threading.Thread(target=inspecting.serve, args=[theirs])
+    child.start()
+    with contextlib.closing(Connection(ours.detach())) as channel:
+        inspecting.send(channel, ["tfrecord", {}])
+        assert inspecting.received(channel) == "begun"
+        inspecting.send(channel, ["/none", 0, "", 0])
+        assert inspecting.received(channel)[0] == "error"
+        (answering,) = (one for one in threading.enumerate() if one.name == "forebay-answer")
+        with socket.socket(fileno=os.dup(channel.fileno())) as same:
+            same.shutdown(socket.SHUT_RD)  # nobody reads the next answer
+        inspecting.send(channel, ["/none", 0, "", 0])
+        answering.join()
+    child.join()
+    assert not failed
 
 
 def test_a_file_that_ends_its_reader_does_not_end_who_registers_it(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pathlib
+import re
 
+import msgspec
 import numpy as np
 import pytest
 
 from forebay.service.errors import FailedPrecondition, ForebayError, InvalidArgument
 from forebay.service.order import permuted_many
+from forebay.service.pipelines.files.manifest import decode, difference
+from forebay.service.proto.python_pb2 import PythonDataset
 from forebay.storage.errors import Corrupt
 
 from ..record_files import (
@@ -116,6 +120,29 @@ def test_an_index_that_is_changed_is_refused(register: Register, tmp_path: pathl
     (tmp_path / "a.idx").unlink()
     with pytest.raises(FailedPrecondition, match=r"a\.idx cannot be read \(No such file.*and had"):
         all_records(requests[0])
+
+
+def test_an_index_that_was_registered_without_its_fingerprint(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
+    write_megatron(tmp_path / "a", [[1, 2], [3, 4, 5]], "uint16")
+    request = register(tmp_path / "a.bin", format="tokens")
+    made = PythonDataset.FromString(request.python)
+    new = decode(made.files)
+    files = [msgspec.structs.replace(entry, beside=None) for entry in new.files]
+    made.files = old = msgspec.structs.replace(new, files=files).encode()
+    request.python = made.SerializeToString()
+    assert [one.tolist() for one in all_records(request)] == [[1, 2], [3, 4, 5]]
+    said = r"list of files \(.*a\.idx has {}, and had {}\)"
+    assert re.fullmatch(
+        said.format(".* bytes .*", "nothing that .*"), difference(old, new.encode())
+    )
+    write_megatron(tmp_path / "a", [[1, 2, 3], [4], [5]], "uint16")
+    with pytest.raises(FailedPrecondition, match=r"a\.bin has 3 records, and had 2 when .* anew"):
+        all_records(request)
+    other = PythonDataset.FromString(register(tmp_path / "a.bin", format="tokens").python).files
+    both = difference(new.encode(), other)
+    assert re.fullmatch(said.format(".* bytes .*", ".* bytes .*"), both)
 
 
 def test_what_is_wrong_is_named(register: Register, tmp_path: pathlib.Path) -> None:

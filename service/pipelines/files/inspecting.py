@@ -40,8 +40,9 @@ def serve(connection: socket.socket) -> None:
     answers: queue.SimpleQueue[Future[bytes]] = queue.SimpleQueue()
 
     def answer() -> None:
-        while True:
-            channel.send_bytes(answers.get().result())
+        with contextlib.suppress(OSError):  # the registration has ended
+            while True:
+                channel.send_bytes(answers.get().result())
 
     threading.Thread(target=answer, name="forebay-answer", daemon=True).start()
     while (entry := received(channel)) is not None:
@@ -66,7 +67,7 @@ def _said(error: Exception) -> list[Any]:
 def inspected(of: str, options: Options, entry: FileEntry) -> Facts:
     """Raises Damaged, OSError, InvalidArgument, and FailedPrecondition where the format's library
     is not installed."""
-    kind, storage = format_of(of), options.get("storage", {})  # a native one reads ends only
+    kind, storage = format_of(of), options.get("storage", {})  # a native one may read ends only
     with contextlib.closing(opened(entry, storage, as_whole=not kind.native)) as source:
         return kind.inspect(source, options)
 

@@ -80,6 +80,8 @@ class Files:
 
     def __getitem__(self, number: int) -> FileEntry:
         """Raises MsgspecError, IndexError."""
+        if number < 0:
+            raise IndexError(f"there is no file {number}")
         begin, end = self._ends[number], self._ends[number + 1]
         return _ENTRY.decode(self._stored[begin:end])
 
@@ -160,6 +162,15 @@ def opened(entry: FileEntry) -> int:
     return descriptor
 
 
+def index_of(path: str) -> str:
+    """The file beside one of tokens (`FileEntry.beside`)."""
+    return os.path.splitext(path)[0] + ".idx"
+
+
+def _beside(entry: FileEntry) -> str:
+    return str(FileEntry("", *entry.beside, 0)) if entry.beside else "nothing that is known"
+
+
 def difference(stored: bytes, others: bytes) -> str:
     """Which files two datasets do not have in common, in words."""
     try:
@@ -176,8 +187,10 @@ def difference(stored: bytes, others: bytes) -> str:
             found.append(f"{path} was added, with {new}")
         elif new is None:
             found.append(f"{path} was removed, with {old}")
-        elif str(old) != str(new):  # else it is read in another way
-            found.append(f"{path} has {new}, and had {old}")
+        else:  # where none differs, it is read in another way
+            beside = index_of(path), _beside(new), _beside(old)
+            for name, now, had in ((path, str(new), str(old)), beside):
+                found += [f"{name} has {now}, and had {had}"] * (now != had)
     if not found:
         return "way of reading the same files"
     more = f" and {len(found) - MANY} more" if len(found) > MANY else ""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 import struct
 from array import array
 from collections.abc import Callable, Mapping
@@ -22,11 +21,11 @@ import numpy as np
 
 from ...block_limits import DTYPES
 from ...blocks import Block, Component
-from ...errors import InvalidArgument
+from ...errors import FailedPrecondition, InvalidArgument
 from . import record_index
 from .byte_sources import ByteSource, opened, opened_now
 from .formats import Damaged, Facts, Format, Ints, Options, RandomAccessFile, of_rows, read_at, runs
-from .manifest import FileEntry
+from .manifest import FileEntry, index_of
 
 _NUMPY, _INDEX = b"\x93NUMPY", b"MMIDIDX\0\0"
 _INDEX_HEAD = struct.Struct("<9sQBQQ")  # also version, dtype, and numbers of sequences, documents
@@ -131,7 +130,7 @@ def _of_numpy(source: ByteSource) -> _Records:
 
 
 def _of_megatron(source: ByteSource, options: Options) -> _Records:
-    path = os.path.splitext(source.path)[0] + ".idx"
+    path = index_of(source.path)
     registered, storage = source.entry.beside, options.get("storage", {})
     try:
         index = (
@@ -208,7 +207,13 @@ def _inspect(source: ByteSource, options: Options) -> Facts:
 
 class TokenFile(RandomAccessFile):
     def __init__(self, source: ByteSource, options: Options) -> None:
-        self._records = _opened(source, options)
+        self._records, had = _opened(source, options), source.entry.records
+        if self._records.number != had:  # an index is not compared if registered without `beside`
+            self._records.close()
+            raise FailedPrecondition(
+                f"{source.path} has {self._records.number} records, and had {had} when it was "
+                "registered: bring its index back, or register the files anew"
+            )
         super().__init__(source, source.size / max(1, self._records.number))
 
     def offsets(self, first: int, stop: int) -> Ints:

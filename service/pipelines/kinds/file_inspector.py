@@ -27,7 +27,7 @@ from ..files.stores import is_url
 from ..python.fork_server import ForkServer, ended
 
 _MOST_BYTES = 8 * AHEAD_BYTES
-"""Of objects that are read as a whole at a time, each of which is read ahead."""
+"""Of files that are read as a whole at a time, each of which is read ahead."""
 
 _MOST_PROCESSES = 4
 _IN_A_ROW = 4
@@ -62,9 +62,11 @@ class FileInspector:
     def __init__(self, of: str, options: Options, files: Sequence[FileEntry]) -> None:
         """Raises FailedPrecondition."""
         self._of, self._options = of, options
-        self._is_native = format_of(of).native
+        kind = format_of(of)
+        has_ends = "columns" in kind.options and "index_dir" not in kind.options
+        self._reads_ends = kind.native and has_ends and options.get("nulls") != "drop"
         many = len(files) >= (_MANY_OBJECTS if is_url(files[0].path) else _MANY)
-        self._here = not (self._is_native or many)
+        self._here = not (kind.native or many)
         count = min(_MOST_PROCESSES, len(os.sched_getaffinity(0)), -(-len(files) // _IN_A_ROW))
         self._processes = [_Process(of, options) for _ in range(count)]
         self._turns = itertools.cycle(p for p in self._processes for _ in range(_IN_A_ROW))
@@ -73,7 +75,7 @@ class FileInspector:
     @property
     def has_room(self) -> bool:
         """Whether one more file may be asked about before the next answer."""
-        sizes = (0 if self._is_native else min(one.size, AHEAD_BYTES) for one, _ in self._asked)
+        sizes = (0 if self._reads_ends else min(one.size, AHEAD_BYTES) for one, _ in self._asked)
         return len(self._asked) < (1 if self._here else AT_ONCE) and sum(sizes) < _MOST_BYTES
 
     def ask(self, entry: FileEntry) -> None:
