@@ -11,10 +11,12 @@ import dataclasses
 import os
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from .address_forms import MAX_PORT, checked_address, checked_host
 from .errors import InvalidArgument
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Option:
     convert: Callable[[Any], Any] | None = None
 
 
-def option(default: Any, help: str, **more: Any) -> Any:  # noqa: A002
+def option(default: T, help: str, **more: Any) -> T:  # noqa: A002
     """A dataclass's field that is an option: `port: int = option(0, "…", least=0)`. `more` is what
     `Option` has. One with the default dataclasses.MISSING is required."""
     return dataclasses.field(default=default, metadata={"option": Option(help, **more)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass
+from typing import cast
 
 from ..address_forms import MAX_PORT, checked_address, parse_service
 from ..connections.protocols import SERVED, transfer_protocol
@@ -49,7 +50,9 @@ class WorkerOptions(ServerOptions):
     """Times in milliseconds."""
 
     dispatcher: str = option(
-        MISSING, "HOST:PORT of the dispatcher; several, comma-separated.", convert=_some_dispatcher
+        cast("str", MISSING),
+        "HOST:PORT of the dispatcher; several, comma-separated.",
+        convert=_some_dispatcher,
     )
     data_port: int = option(
         0, "Port of the data connections; 0: any free one.", least=0, most=MAX_PORT
