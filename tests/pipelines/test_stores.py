@@ -179,6 +179,18 @@ def test_a_lance_table_in_a_store(
         numbers(request)
 
 
+def test_partitions_are_what_is_below_the_fixed_directory(
+    store: ObjectStore, register: Register, tmp_path: pathlib.Path
+) -> None:
+    for name in ("x/k=1", "y/k=2"):
+        (tmp_path / name).mkdir(parents=True)
+        pq.write_table(pa.table({"n": [7]}), tmp_path / name / "a.parquet")
+    url = put(store, tmp_path, "run=1")
+    both = all_records(register(f"{url}/{{x,y}}/**/*.parquet"))
+    assert [*map(repr, both)] == [repr({"k": np.int32(k), "n": np.int64(7)}) for k in (1, 2)]
+    assert [*map(repr, all_records(register(f"{url}/x//")))] == [repr(both[0])]
+
+
 def test_splits_of_a_function_are_the_objects_of_a_pattern(
     store: ObjectStore, tmp_path: pathlib.Path
 ) -> None:
@@ -378,6 +390,11 @@ def test_what_is_not_there_or_not_allowed(
             register(missing)
     with pytest.raises(FailedPrecondition, match=r"s3://nobody.*NoSuchBucket"):
         register("s3://nobody/x")
+    with (
+        pytest.raises(FileNotFoundError, match="NoSuchBucket"),
+        stores._errors_named("s3://nobody"),
+    ):
+        stores._listed_by_boto3("s3://nobody", "s3://nobody/", "", {})
     with pytest.raises(InvalidArgument, match="no secrets"):
         register(url, storage_options={"secret_access_key": SECRET_KEY})
     with pytest.raises(InvalidArgument, match="needs anonymous=True"):
@@ -391,6 +408,9 @@ def test_what_is_not_there_or_not_allowed(
     stores._opened.cache_clear()
     with pytest.raises(FailedPrecondition, match=r"no valid credentials.*no AWS credentials"):
         register(url)
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
+    with pytest.raises(PermissionError, match="no valid credentials"), stores._errors_named(url):
+        stores._listed_by_boto3(url, f"s3://{BUCKET}/", "there", {})
 
 
 def test_no_secret_is_registered(
@@ -561,7 +581,7 @@ def test_objects_that_cannot_be_asked_for_are_left_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     url = parquet(store, tmp_path, "odd", files=2)
-    for name in ("/0.parquet", "../0.parquet", "./a", "b//"):
+    for name in ("/0.parquet", "../0.parquet", "./a", "b//", "x\ty.parquet"):
         rewrite(store, f"{url}/{name}", b"PAR1")
     expected = register([f"{url}/0.parquet", f"{url}/1.parquet"]).python
     for some in (url, f"{url}/**/*.parquet"):
@@ -639,7 +659,8 @@ def test_a_server_that_does_not_say_which_version_it_has(register: Register) -> 
 def test_urls_that_cannot_be_asked_for(register: Register) -> None:
     for url, said in (
         ("s3://", "names no bucket"), ("s3://bucket//a", "an empty name"),
-        ("s3://bucket/a/../b", r"an empty name, \. or \.\. in it"),
+        ("s3://bucket/a/../b", r"an empty name, \., \.\. or a control character"),
+        ("s3://bucket/a\tb", r"a\\tb' has .* a control character"),
         ("http://host/*.parquet", "HTTP has no lists"), ("HTTP://host/x?sig=SECRET", "be secret"),
         ("zip://a::http://u:SECRET@host/x.zip", "be secret"), ("https://SECRET@host/x", "secret"),
         ("s3://key:SECRET@bucket/a", "may be secret"), ("https://host/a?sig=SECRET", "be secret"),

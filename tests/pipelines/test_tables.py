@@ -189,6 +189,9 @@ def test_what_is_no_table_is_said(register: Register, tmp_path: pathlib.Path) ->
         register(tmp_path, format="delta")
     with pytest.raises(FailedPrecondition, match=r"cannot be read as format='iceberg' \(FileNotFo"):
         register(tmp_path, format="iceberg")
+    (packed := tmp_path / "1-a.metadata.json.gz").touch()
+    with pytest.raises(InvalidArgument, match=r"copy named ….gz.metadata.json"):
+        register(packed, format="iceberg")
     with pytest.raises(NotFound, match="nothing is not there"):
         register(tmp_path / "nothing", format="delta")
     with pytest.raises(InvalidArgument, match="format='delta' is for one table: its path"):
@@ -229,9 +232,9 @@ def test_a_lance_table_has_the_rows_of_its_scanner(
 # Iceberg.
 
 
-def iceberg(directory: pathlib.Path, first: pa.Table) -> Table:
+def iceberg(directory: pathlib.Path, first: pa.Table, scheme: str = "file://") -> Table:
     first = plainly_named(first)
-    catalog = InMemoryCatalog("tests", warehouse=f"file://{directory}")
+    catalog = InMemoryCatalog("tests", warehouse=f"{scheme}{directory}")
     catalog.create_namespace("a")
     table = catalog.create_table("a.table", first.schema)
     table.append(first)
@@ -244,13 +247,14 @@ def plainly_named(table: pa.Table) -> pa.Table:
 
 
 def folder_of(table: Table) -> str:
-    return str(table.location()).removeprefix("file://")
+    return str(table.location()).removeprefix("file:").removeprefix("//")
 
 
+@pytest.mark.parametrize("scheme", ["file:", "file://"])
 def test_an_iceberg_table_has_the_rows_of_its_scanner(
-    register: Register, tmp_path: pathlib.Path
+    register: Register, tmp_path: pathlib.Path, scheme: str
 ) -> None:
-    table = iceberg(tmp_path, rows(range(40)))
+    table = iceberg(tmp_path, rows(range(40)), scheme)
     with table.update_spec() as spec:
         spec.add_identity("day")
     table.append(plainly_named(rows(range(40, 90))))

@@ -98,7 +98,11 @@ class Format(NamedTuple):
     options: tuple[str, ...] = ()
     """Which of these arguments of `register_files` it has, as others are refused: "columns" (with
     "alternatives" also a dict of them), "partitioning", "fill", "nulls", "missing", "index_dir",
-    "tokens", "count"."""
+    "tokens", "count".
+
+    Each is in Options by its name, where it is not the default, but for two. "partitioning" never
+    is: its columns are put beside those that the format reads. With missing="skip", what would be
+    "columns" is "whole" instead, for `inspect` [] where none were given."""
     ambiguous: bool = False
     """Suffixes are those of other files, too, and count only where `format` names this one."""
 

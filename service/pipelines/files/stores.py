@@ -181,7 +181,8 @@ def _listed_by_boto3(
     found = {one["Key"]: one for page in pages for one in page.get("Contents", ())}
     if odd := [key for key in found if _is_odd(key)]:
         log.warning(
-            "%s has objects %s, and no name may have an empty part, . or ..: they are left out",
+            "%s has objects %s, and no name may have an empty part, ., .. or a control character: "
+            "they are left out",
             url, odd[:MANY],
         )  # fmt: skip
     return [
@@ -192,7 +193,8 @@ def _listed_by_boto3(
 
 
 def _is_odd(key: str) -> bool:
-    return bool(key) and not {"", ".", ".."}.isdisjoint(key.removesuffix("/").split("/"))
+    parts = key.removesuffix("/").split("/") if key else []
+    return not {"", ".", ".."}.isdisjoint(parts) or bool(re.search(r"[\x00-\x1f\x7f]", key))
 
 
 def head(url: str, options: dict[str, Any]) -> FileEntry:
@@ -304,7 +306,8 @@ def _store(url: str, options: dict[str, Any]) -> tuple[Any, Any, str]:
     host, _, key = rest.partition("/")
     if _is_odd(key):
         raise InvalidArgument(
-            f"{redacted(url)} has an empty name, . or .. in it, which cannot be asked for"
+            f"{redacted(url)!r} has an empty name, ., .. or a control character in it, which "
+            "cannot be asked for"
         )
     _first_process = _first_process or os.getpid()
     if _first_process != os.getpid():  # its threads are not here, and are waited for
@@ -404,7 +407,15 @@ def _errno_of(error: Exception) -> int | None:
         return errno.ENOENT
     if isinstance(error, PermissionError):
         return errno.EACCES
-    if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
+    library, response = type(error).__module__.partition(".")[0], getattr(error, "response", None)
+    status = getattr(response, "status_code", None)
+    if library == "botocore":
+        status = (response or {}).get("ResponseMetadata", {}).get("HTTPStatusCode")
+        if status == 404:
+            return errno.ENOENT
+        if re.search("Credential|Token", type(error).__name__):
+            return errno.EACCES
+    if status in (401, 403):
         return errno.EACCES
-    of_library = type(error).__module__.partition(".")[0] in ("httpx", "aiohttp")
+    of_library = library in ("httpx", "aiohttp", "botocore")
     return errno.EIO if of_library or isinstance(error, OSError | ValueError) else None

@@ -241,9 +241,8 @@ def _options(
         raise InvalidArgument(f"missing={missing!r} must be 'raise' or 'skip'")
     if nulls not in ("raise", "drop", "mask"):
         raise InvalidArgument(f"nulls={nulls!r} must be 'raise', 'drop' or 'mask'")
-    if options.pop(
-        "missing", None
-    ):  # by another name, so that no worker of before reads all samples
+    if options.pop("missing", None):
+        # by another name, so that no worker of before reads all samples
         options["whole"] = options.pop("columns", [])
     texts = [*(columns or ()), *(fill or ()), *(fill or {}).values()]
     if isinstance(columns, Mapping):

@@ -30,7 +30,7 @@ def resolved(url: str, named: str | None, options: dict[str, Any]) -> tuple[list
         with contextlib.suppress(OSError):  # a name may have brackets
             if "[" in url:
                 return [stores.head(url, options)], ""
-        return matching(url, options), fixed(names[0])
+        return matching(url, options), fixed(url)
     with errors_named(url):
         if len(names) > 1:
             return heads(names, options), fixed(url)
@@ -43,7 +43,8 @@ def resolved(url: str, named: str | None, options: dict[str, Any]) -> tuple[list
                 if os.path.basename(url) == mds.INDEX:
                     return _shards(url, {}, options), os.path.dirname(url)
                 return [entry], ""
-        return _below(url.rstrip("/"), named, options), url
+        url = url.rstrip("/")
+        return _below(url, named, options), url
 
 
 def heads(urls: Sequence[str], options: dict[str, Any]) -> list[FileEntry]:

@@ -64,7 +64,7 @@ def found(files: Any, named: str | None, options: dict[str, Any]) -> Table | Non
     """The table that the files are, if they are one. `options` are storage_options. Raises
     InvalidArgument, NotFound, FailedPrecondition."""
     one = isinstance(files, str | os.PathLike)
-    path = os.fspath(files).removeprefix("file://").rstrip("/") if one else ""
+    path = _local(os.fspath(files)).rstrip("/") if one else ""
     for sign, (_, kind) in TABLE_SIGNS.items() if one and named is None else ():
         if kind and os.path.isdir(os.path.join(path, sign)):
             named = kind
@@ -144,8 +144,7 @@ class _FilesOfTable:
         return SimpleNamespace(location=location, open=lambda **_: io.BytesIO(self.read(location)))
 
     def read(self, location: str) -> bytes:
-        path = location.removeprefix("file://")
-        with contextlib.closing(opened_now(path, self._options)) as file:
+        with contextlib.closing(opened_now(_local(location), self._options)) as file:
             return bytes(file.read(0, file.size))
 
 
@@ -160,6 +159,10 @@ def _newest_metadata(path: str, options: dict[str, Any]) -> str:
     """A table that no catalog names: what its hint says, or the file with the largest number."""
     if path.endswith(".metadata.json"):
         return path
+    if path.endswith(".metadata.json.gz"):
+        raise InvalidArgument(
+            f"{path}: PyIceberg takes it for no gzip. Give a copy named ….gz.metadata.json"
+        )
     folder, numbered = os.path.join(path, "metadata"), defaultdict(list)
     names = (
         os.listdir(folder)
@@ -198,10 +201,15 @@ def _require_no_other_names(path: str, table: Any) -> None:
 
 
 def _entries(places: list[str], options: dict[str, Any]) -> list[FileEntry]:
-    places = [one.removeprefix("file://") for one in places]
+    places = [*map(_local, places)]
     if places and is_url(places[0]):
         return heads(places, options)
     return [FileEntry(one, 0, "", 0) for one in places]
+
+
+def _local(location: str) -> str:
+    """A path without `file://`, or `file:` as Hadoop writes it; other URLs as they are."""
+    return re.sub(r"^file:(//|(?=/))", "", location)
 
 
 def _refusal(path: str, what: str) -> FailedPrecondition:
