@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
+import os
 import pathlib
 import threading
 from collections.abc import Callable, Iterator
@@ -14,16 +16,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from forebay.service.errors import InvalidArgument, PipelineError
+from forebay.service.blocks import Block
+from forebay.service.errors import FailedPrecondition, InvalidArgument, PipelineError
 from forebay.service.pipelines import PythonRules, SkipReport, SplitRange, open_pipeline
 from forebay.service.pipelines.definitions import doubts_of
+from forebay.service.pipelines.files.reading import FileRecords
+from forebay.service.pipelines.files.tokens import TokenFile
 from forebay.service.pipelines.kinds.files import definition
 from forebay.service.pipelines.kinds.functions import python_dataset, request_of
 from forebay.service.pipelines.python.pipeline import PythonPipeline
 from forebay.service.pipelines.tf_data.source_walk import NotSplittable
 from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.proto.python_pb2 import PythonDataset
 from forebay.storage.tfrecord import frame
 
+from ..record_files import write_megatron
 from .functions import INT, numbers
 from .pipelines import OneSource
 from .test_files import definition_of
@@ -133,6 +140,41 @@ def test_a_record_that_cannot_be_read_is_left_out(
     )
     assert len(whole := made.bundle(0, 1)) == 59
     assert made.bundle(0, 1, 40) == whole[40:]
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize(("cut", "lacks"), [("a.bin", 100), ("a.idx", 800_100)])
+def test_of_a_file_that_is_cut_while_it_is_read_nothing_is_left_out(
+    tmp_path: pathlib.Path, shuffled: bool, cut: str, lacks: int
+) -> None:
+    write_megatron(tmp_path / "a", [[n] * 10 for n in range(100_000)], "int32")
+    path = tmp_path / "a.bin"
+    how = {"format": "tokens", "split_records": 100_000, "shuffle_records": shuffled}
+    dataset = PythonDataset.FromString(definition(path, on_error="skip", **how).python)
+    records = FileRecords(dataset, lambda *_: True).blocks(0)
+    next(records)
+    os.truncate(tmp_path / cut, (tmp_path / cut).stat().st_size - lacks)
+    with pytest.raises(FailedPrecondition, match=f"{cut} has .* and had "):
+        list(records)
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("off", [1, -1])
+def test_a_format_that_gives_another_number_of_records_is_named(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, shuffled: bool, off: int
+) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, np.arange(100))
+    dataset = PythonDataset.FromString(definition(path, shuffle_records=shuffled).python)
+    take = TokenFile.take
+
+    def wrong(file: TokenFile, records: Any) -> Block:
+        found = take(file, records)
+        return dataclasses.replace(found, count=found.count + off)
+
+    monkeypatch.setattr(TokenFile, "take", wrong)
+    with pytest.raises(PipelineError, match=f"'tokens' gave .* from record .* of {path}"):
+        list(FileRecords(dataset).blocks(0))
 
 
 @pytest.mark.parametrize("shuffled", [False, True])

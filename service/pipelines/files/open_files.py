@@ -3,6 +3,7 @@ ago is closed where the process may have no more descriptors."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections import OrderedDict
@@ -123,6 +124,19 @@ class OpenFiles:
             lacks = os.strerror(errno.EMFILE) in str(error)
             advice = "; raise `ulimit -n` of the process" if lacks else ""
             raise kind(f"{entry.path} cannot be opened: {error}{advice}") from error
+
+    def require_same(self, number: int) -> None:
+        """Raises FailedPrecondition if a local file, or the one beside it, is not as it was
+        registered. Of an object each answer is compared."""
+        entry = self._manifest.files[number]
+        several = [entry]
+        if entry.beside is not None:
+            index = manifest.index_of(entry.path)
+            several.append(manifest.FileEntry(index, *entry.beside, 0))
+        for one in several:
+            if not is_url(one.path):
+                with contextlib.suppress(OSError):  # no descriptor is left
+                    os.close(manifest.opened(one))
 
     def pop(self, number: int) -> RecordFile:
         """An open file, which the caller closes."""

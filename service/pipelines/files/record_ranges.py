@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ...blocks import Block, Strings, merged, part
+from ...blocks import Block, Component, Strings, merged, part
 from ...errors import ForebayError, PipelineError
 from ...order import permuted_many
 from ...structure import leaves
@@ -91,7 +91,7 @@ class RecordRanges:
                 first = int(found.records.max()) + 1
                 blocks = self.files[number].read(first, stop)
                 continue
-            self._require_registered(number, block)
+            self._require_registered(number, block, first, range(stop - first + 1))
             yield first, block
             first += block.count
 
@@ -131,7 +131,8 @@ class RecordRanges:
                 good = ~np.isin(records, found.records)
                 records, places = records[good], places[good]
                 continue
-            self._require_registered(number, block)  # merged, it would be cast
+            there = range(len(records), len(records) + 1)
+            self._require_registered(number, block, int(records[0]), there)  # merged, it is cast
             return block, places
         return Block(0, ()), places
 
@@ -139,6 +140,7 @@ class RecordRanges:
         """Records that are left out, as they cannot be read. Raises ForebayError if they may not
         be, which names the first one."""
         path, file = self._manifest.files[number].path, self.files[number]
+        self.files.require_same(number)  # else it is no record's fault
         try:
             found = damage(path, file, records, error, row_groups=self.files.format.row_groups)
             if found.whole and self._may_leave_out(number, *found.whole, found.why):
@@ -148,9 +150,18 @@ class RecordRanges:
                 self.files.pop(number).close()
         raise found.fault from error
 
-    def _require_registered(self, number: int, block: Block) -> None:
-        """Raises PipelineError if records of a file are of other types than were registered."""
-        for (path, dtype, dimensions), component in zip(
+    def _require_registered(self, number: int, block: Block, first: int, counts: range) -> None:
+        """Raises PipelineError if records of a file, from this one on, are of other types than were
+        registered, or not as many as these."""
+        path = self._manifest.files[number].path
+        if not (block.count in counts and {block.count}.issuperset(map(_rows, block.components))):
+            raise PipelineError(
+                "INTERNAL",
+                f"the format {self._manifest.format!r} gave {block.count} records from record "
+                f"{first} of {path} on, in columns of {[*map(_rows, block.components)]}, where "
+                f"{counts[0]} to {counts[-1]} were to come: mend the package that brings it",
+            )
+        for (name, dtype, dimensions), component in zip(
             self._fields, block.components, strict=True
         ):
             values = component.values
@@ -158,10 +169,17 @@ class RecordRanges:
             if (found, component.rank) != (dtype, dimensions):
                 raise PipelineError(
                     "INVALID_ARGUMENT",
-                    f"{self._manifest.files[number].path} has records with "
-                    f"{path or 'elements'} of {found} in {component.rank} dimensions, and they "
+                    f"{path} has records with "
+                    f"{name or 'elements'} of {found} in {component.rank} dimensions, and they "
                     f"were registered with {dtype} in {dimensions}: write files of one schema",
                 )
+
+
+def _rows(component: Component) -> int:
+    values = component.values
+    if component.shapes is not None:
+        return len(component.shapes)
+    return len(values.lengths if isinstance(values, Strings) else values)
 
 
 def _in_blocks(parts: list[tuple[Block, Ints]], count: int) -> Iterator[Block]:
