@@ -184,7 +184,10 @@ def test_the_format_of_the_page_passes_the_contract(
 
 
 def test_what_is_said_of_other_packages(
-    register: Register, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    register: Register,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     files, packages = tmp_path / "files", tmp_path / "packages"
     files.mkdir()
@@ -208,7 +211,8 @@ def test_what_is_said_of_other_packages(
         "format 'one': format_one:FORMAT of the package first cannot be loaded (ModuleNotFoundE"
         in said
     )
-    assert said == refusal(None)
+    assert "is of no format" in refusal(None) and said in caplog.text
+    assert sum(register(files).lengths) == 3, "what others bring is not in the way of ours"
     (packages / "format_two.py").write_text("FORMAT = {}")
     assert "format_two:FORMAT of the package first is a dict, and no Format; mend" in refusal("two")
     install(packages, "second", GROUP, {"one": "format_other:FORMAT"})

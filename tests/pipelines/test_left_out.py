@@ -149,7 +149,11 @@ def test_of_a_file_that_is_cut_while_it_is_read_nothing_is_left_out(
 ) -> None:
     write_megatron(tmp_path / "a", [[n] * 10 for n in range(100_000)], "int32")
     path = tmp_path / "a.bin"
-    how = {"format": "tokens", "split_records": 100_000, "shuffle_records": shuffled}
+    how: dict[str, Any] = {
+        "format": "tokens",
+        "split_records": 100_000,
+        "shuffle_records": shuffled,
+    }
     dataset = PythonDataset.FromString(definition(path, on_error="skip", **how).python)
     records = FileRecords(dataset, lambda *_: True).blocks(0)
     next(records)

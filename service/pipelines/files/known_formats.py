@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -17,6 +18,8 @@ from .formats import Damaged, Format
 from .manifest import FileEntry
 from .stores import is_url
 from .streams import UnpackedFile, compression
+
+log = logging.getLogger(__name__)
 
 FORMATS: dict[str, Format] = {
     "arrayrecord": array_records.FORMAT,
@@ -72,8 +75,17 @@ def _of_other_package(name: str, package: str) -> Format:
 
 
 def _all(format: str | None = None) -> dict[str, Format]:  # noqa: A002
-    """Or the one of this name alone. Raises FailedPrecondition."""
-    return {name: format_of(name) for name in ([format] if format else format_names())}
+    """Or the one of this name alone. Raises FailedPrecondition for that one; others that cannot be
+    loaded are left out."""
+    if format:
+        return {format: format_of(format)}
+    found = dict(FORMATS)
+    for name in format_names()[len(FORMATS) :]:
+        try:
+            found[name] = format_of(name)
+        except FailedPrecondition as error:
+            log.warning("%s; files are not looked at for this format", error)
+    return found
 
 
 TABLE_SIGNS = {
