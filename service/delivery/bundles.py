@@ -433,8 +433,6 @@ class BundlesOutput(TaskOutput):
             self.given_s.clear()
             for each in self._bundles.values():
                 each.keeps.clear()
-                for kept in (kept for run in each.runs for kept in run.log):
-                    kept.give_anew()
         bundle.alone = request.alone
         if not request.counts:
             bundle.keeps[request.reader] = request.keep
@@ -595,11 +593,11 @@ class _SliceSubscription(Subscription):
         if not credit:
             return None
         self._near = kept.number
-        rows = _within(self.runs, kept, max_elements)
-        block = picked(kept.block, rows)
+        block = picked(kept.block, _within(self.runs, kept, max_elements))
         size = kept.cost if block is kept.block else cost(block)
         self.runs = runs_after(self.runs, block.count)
-        kept.give(self.request.reader, rows)
+        kept.given += block.count
+        kept.readers.add(self.request.reader)
         run.used = next(self.output.queue.numbers)
         self.output.given_s[self.request.reader] = time.monotonic()
         if run.given_bytes < AHEAD_BYTES:

@@ -7,11 +7,11 @@ are dropped from the oldest on; the policy says up to which element, and how man
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ..blocks import Array, Block
+from ..blocks import Block
 from .memory import OutputMemory
 
 
@@ -24,18 +24,8 @@ class LoggedBlock:
     cost: int
     start: int
     stop: int
-    given: int = 0  # how many of its elements were, if each is one reader's
-    readers: dict[int, int] = field(default_factory=dict)  # behind the last row that each has got
-
-    def give(self, reader: int, rows: Sequence[int] | Array) -> None:
-        """The reader has got these rows, ascending; perhaps some of them again."""
-        self.given += len(rows) - bisect_left(rows, self.readers.get(reader, 0))
-        self.readers[reader] = max(self.readers.get(reader, 0), int(rows[-1]) + 1)
-
-    def give_anew(self) -> None:
-        """Other readers will read it."""
-        self.given = 0
-        self.readers.clear()
+    given: int = 0  # how many of its elements were
+    readers: set[int] = field(default_factory=set)  # that have got some
 
 
 class ElementLog:

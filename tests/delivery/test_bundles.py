@@ -324,21 +324,6 @@ def test_what_all_was_given_goes_also_if_other_readers_never_come_to_the_bundle(
     assert output.held_bytes == 2 * SIZE, "the other one may lack its own"
 
 
-def test_what_was_given_twice_counts_once_and_not_for_another_group() -> None:
-    output = BundlesOutput()
-    for _ in range(2):  # the same again, as where a connection broke
-        mine = Reader(output, Slice(1, runs=(0, 5), until=10, readers=2))
-        if not output._bundles[1].runs[0].begun:
-            make(begun(output), 10)
-        assert read(mine)[:5] == [*range(5)]  # type: ignore[index]
-    Reader(output, Slice(1, runs=(10, 1), keep=10, readers=2)).close()
-    assert output.held_bytes == SIZE, "the other reader has not got its half"
-    other = Reader(output, Slice(1, runs=(5, 5), reader=1, readers=2))
-    assert read(other)[:5] == [*range(5, 10)]  # type: ignore[index]
-    Reader(output, Slice(1, runs=(10, 1), keep=10, readers=3)).close()
-    assert output.held_bytes == SIZE, "nobody of the new group has got anything"
-
-
 def test_a_slice_of_a_bundle_below_the_floor_is_served_nevertheless() -> None:
     """Its reader begins anew from a position that it saved."""
     output = BundlesOutput()
