@@ -24,7 +24,7 @@ class LoggedBlock:
     cost: int
     start: int
     stop: int
-    given: int = 0  # how many of its elements were
+    given: int = 0  # how many of its elements were, in any order; those given again count again
     readers: set[int] = field(default_factory=set)  # that have got some
 
 

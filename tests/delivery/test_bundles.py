@@ -324,6 +324,16 @@ def test_what_all_was_given_goes_also_if_other_readers_never_come_to_the_bundle(
     assert output.held_bytes == 2 * SIZE, "the other one may lack its own"
 
 
+def test_what_all_was_given_goes_whichever_of_a_readers_slices_was_given_first() -> None:
+    output = BundlesOutput()
+    slices = [Reader(output, Slice(1, runs=(at, 5), until=10, readers=4)) for at in (0, 5)]
+    make(begun(output), 10)
+    for reader, first in zip(reversed(slices), (5, 0), strict=True):
+        assert read(reader)[:5] == [*range(first, first + 5)]  # type: ignore[index]
+    Reader(output, Slice(1, runs=(10, 1), keep=10, readers=4))
+    assert not output.held_bytes
+
+
 def test_a_slice_of_a_bundle_below_the_floor_is_served_nevertheless() -> None:
     """Its reader begins anew from a position that it saved."""
     output = BundlesOutput()
