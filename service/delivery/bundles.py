@@ -433,6 +433,8 @@ class BundlesOutput(TaskOutput):
             self.given_s.clear()
             for each in self._bundles.values():
                 each.keeps.clear()
+                for kept in (kept for run in each.runs for kept in run.log):
+                    kept.given, kept.readers = 0, set()
         bundle.alone = request.alone
         if not request.counts:
             bundle.keeps[request.reader] = request.keep
@@ -596,8 +598,9 @@ class _SliceSubscription(Subscription):
         block = picked(kept.block, _within(self.runs, kept, max_elements))
         size = kept.cost if block is kept.block else cost(block)
         self.runs = runs_after(self.runs, block.count)
-        kept.given += block.count
-        kept.readers.add(self.request.reader)
+        if self.request.readers == self.output._readers:  # else its group has gone
+            kept.given += block.count
+            kept.readers.add(self.request.reader)
         run.used = next(self.output.queue.numbers)
         self.output.given_s[self.request.reader] = time.monotonic()
         if run.given_bytes < AHEAD_BYTES:
@@ -621,12 +624,11 @@ class _SliceSubscription(Subscription):
 
     def _is_due(self) -> bool:
         """Whether a query that does not know the bundle's end is answered now."""
-        if self.bundle.at_least <= self.request.known:
+        run, at_least = self.run, self.bundle.at_least
+        if at_least <= self.request.known:
             return False
-        run = self.run
-        if self.bundle.at_least >= self.request.enough:
-            return True
-        if run is not None and (run.waits or run.failed is not None):
+        is_held_up = run is not None and (run.waits or run.failed is not None)
+        if is_held_up or at_least >= self.request.enough:
             return True
         return time.monotonic() - self._opened_s >= ANSWER_S
 

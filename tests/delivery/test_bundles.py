@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,13 +88,15 @@ LONG_S = 2 * TIMEOUT_S
 """Who is not woken looks again after this: too late."""
 
 TO_CANCEL: list[BundlesOutput] = []
+WAITING: list[Waiting] = []
 
 
 class Waiting:
-    """A producer in a thread of its own that waits in `put`."""
+    """A producer in a thread of its own that waits in `put`, until the test ends."""
 
     def __init__(self, pool: ThreadPoolExecutor, run: BundleRun, stop: int) -> None:
         TO_CANCEL.append(run._output)
+        WAITING.append(self)
         self.done = pool.submit(make, run, stop)
         while not run.waits:
             assert not self.done.done()
@@ -106,6 +109,8 @@ def pool() -> Any:
         yield threads
         while TO_CANCEL:
             TO_CANCEL.pop().cancel()
+        while WAITING:
+            assert isinstance(WAITING.pop().done.exception(TIMEOUT_S), OutputCancelled | None)
 
 
 # -- slices and runs ---------------------------------------------------------------------------
@@ -267,9 +272,7 @@ def test_what_nobody_lacks_is_made_only_if_there_is_memory(pool: ThreadPoolExecu
     waiting = [Waiting(pool, run, 1000) for run in runs]
     assert output.held_bytes <= 5 * SIZE
     output.cancel()
-    for each in waiting:
-        with pytest.raises(OutputCancelled):
-            each.done.result(TIMEOUT_S)
+    assert all(each.done.exception(TIMEOUT_S) for each in waiting)
     assert budget.held == budget.active == 0
 
 
@@ -332,6 +335,19 @@ def test_what_all_was_given_goes_whichever_of_a_readers_slices_was_given_first()
         assert read(reader)[:5] == [*range(first, first + 5)]  # type: ignore[index]
     Reader(output, Slice(1, runs=(10, 1), keep=10, readers=4))
     assert not output.held_bytes
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_what_another_group_is_given_does_not_count_for_this_one(is_late: bool) -> None:
+    output = BundlesOutput()
+    former = Reader(output, Slice(1, runs=(0, 10), until=10, readers=2))
+    make(begun(output), 10)
+    if is_late:
+        Reader(output, Slice(2, readers=3)).close()
+    assert read(former)[:10] == [*range(10)]  # type: ignore[index]
+    former.close()
+    Reader(output, Slice(1, keep=10, readers=3)).close()
+    assert output.held_bytes == SIZE, "two of this group may lack it"
 
 
 def test_a_slice_of_a_bundle_below_the_floor_is_served_nevertheless() -> None:
@@ -438,11 +454,9 @@ def test_a_query_waits_a_moment_for_further_news(pool: ThreadPoolExecutor) -> No
     assert query.next() is None
     told = threading.Event()
     output.on_change = lambda *_: told.set()
-    waiting = Waiting(pool, run, 1000)
+    Waiting(pool, run, 1000)
     assert told.wait(TIMEOUT_S)
     assert query.next() == EndOfSlice(1, 20, False), "as many as it asked for were made"
-    output.cancel()
-    assert waiting.done.exception(TIMEOUT_S) is not None
 
 
 def test_a_run_makes_as_much_ahead_as_it_has_given(
@@ -453,15 +467,13 @@ def test_a_run_makes_as_much_ahead_as_it_has_given(
     first = Reader(output, Slice(1, runs=(0, 10)))
     second = Reader(output, Slice(1, runs=(10, 20)))
     run = begun(output)
-    waiting = Waiting(pool, run, 1000)
+    Waiting(pool, run, 1000)
     assert run.stop == 40, "one block more than was asked for"
     assert read(first) and read(second)
     give_up_s = time.monotonic() + TIMEOUT_S
     while run.stop < 60:
         assert time.monotonic() < give_up_s, "it was not told"
         threading.Event().wait(0.001)
-    output.cancel()
-    assert waiting.done.exception(TIMEOUT_S) is not None
 
 
 def test_what_a_query_would_like_is_made_only_if_there_is_room(pool: ThreadPoolExecutor) -> None:
@@ -469,11 +481,9 @@ def test_what_a_query_would_like_is_made_only_if_there_is_room(pool: ThreadPoolE
     output = BundlesOutput(3 * SIZE)
     query = Reader(output, Slice(1, enough=1000, readers=64))
     run = begun(output)
-    waiting = Waiting(pool, run, 1000)
+    Waiting(pool, run, 1000)
     assert run.stop == 240 and output.held_bytes == 8 * 3 * SIZE
     assert query.next() == EndOfSlice(1, 240, False)
-    output.cancel()
-    assert waiting.done.exception(TIMEOUT_S) is not None
 
 
 def test_a_bundle_that_is_counted_keeps_nothing_and_waits_for_nobody() -> None:
@@ -579,17 +589,15 @@ def test_the_end_of_a_task_ends_all(pool: ThreadPoolExecutor, failed: bool) -> N
     assert free, "carriers are told, without the lock"
     for future in (waiting.done, asking):
         future.exception(TIMEOUT_S)
+    late: Any
+    for late in run.finish, partial(run.fail, "DATA_LOSS", "torn"), partial(output.next_run, 1, 0):
+        with pytest.raises(OutputCancelled):
+            late()
     with pytest.raises(OutputCancelled):
         run.put(block(run.stop, 1, 1))
-    with pytest.raises(OutputCancelled):
-        run.finish()
-    with pytest.raises(OutputCancelled):
-        run.fail("DATA_LOSS", "torn")
-    with pytest.raises(OutputCancelled):
-        output.next_run(1, 0)
     end = TORN if failed else TaskUnknown()
     assert reader.next() == output.open(Slice(1)) == end
-    assert not output.held_bytes and not output.held_bytes and output.wait_drained(0)
+    assert not output.held_bytes and output.wait_drained(0)
 
 
 # -- read requests -----------------------------------------------------------------------------
@@ -683,13 +691,10 @@ def test_what_one_that_is_alone_has_left_makes_room(pool: ThreadPoolExecutor) ->
     reader = Reader(output, Slice(2, 1, (0, 10), until=10, alone=True))
     run = begun(output)
     make(run, 10)
-    waiting = Waiting(pool, run, 100)
+    Waiting(pool, run, 100)
     assert output.held_bytes <= 4 * SIZE
     assert sum(len(left.log) for left in output._bundles[1].runs) < 3
     assert read(reader) == [*range(10)]
-    output.cancel()
-    with pytest.raises(OutputCancelled):
-        waiting.done.result(TIMEOUT_S)
 
 
 def test_busy_time_counts_by_the_share_of_runs_that_work(monkeypatch: pytest.MonkeyPatch) -> None:
