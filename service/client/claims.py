@@ -26,9 +26,8 @@ from ..transport.messages import Key
 from .claimer import Claimer
 from .heartbeats import News
 from .links import Client, Links, WorkerLink
-from .modes import Mode
 from .positions import SAME_EACH_TIME
-from .slices import Request, Slices
+from .slices import BundlesMode, Request, Slices
 
 PACE_S = 0.25
 """How often the number of claims that are read is adapted."""
@@ -66,7 +65,7 @@ class _Claim:
         return self.length is not None and self.cursor >= self.length
 
 
-class ClaimsMode(Mode):
+class ClaimsMode(BundlesMode):
     """Gives the elements of what this consumer claims."""
 
     def __init__(self, links: Links, joined: pb.JoinIterationResponse, claimer: Claimer) -> None:
@@ -175,11 +174,12 @@ class ClaimsMode(Mode):
 
     def _ask(self, claim: _Claim) -> None:
         """Ask for the claim's next elements, unless enough are asked for, or older claims are."""
-        if claim not in self._active():
-            return
-        if claim.length is not None and claim.asked >= claim.length:
-            return
-        if 2 * (claim.asked - claim.cursor) > claim.chunk:
+        is_asked = claim.length is not None and claim.asked >= claim.length
+        if (
+            is_asked
+            or claim not in self._active()
+            or 2 * (claim.asked - claim.cursor) > claim.chunk
+        ):
             return
         chunk = min(claim.chunk, self._most_in_chunk())
         request = Request(claim.place, (claim.asked, chunk), claim.asked)
@@ -249,4 +249,4 @@ class ClaimsMode(Mode):
         self._slices.gone(link)
 
     def ask_again(self) -> None:
-        self._slices.ask_again(lambda: [r for r in self._slices.outstanding if r.runs])
+        self._slices.ask_again(lambda request: bool(request.runs))

@@ -42,6 +42,7 @@ from .open_iterations import Taker
 from .options import DEFAULT_READ_OPTIONS, ReadOptions
 from .ordered import OrderedMode
 from .rounds import RoundsMode
+from .slices import BundlesMode
 from .wait_log import WaitLog
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ class Consumer:
         self._process_id = os.getpid()
         self._hands_back = options.hands_back
         self._inbox: _Inbox = queue.SimpleQueue()
+        self._is_urgent = threading.Event()  # to handle it although blocks are here
         self._wait_log = WaitLog()
         self._meter = Meter()
         self._given: tuple[Client, Key, Block] | None = None  # the block the trainer has now
@@ -146,6 +148,9 @@ class Consumer:
         """
         while not self._leaving.is_set():
             try:
+                if isinstance(self.mode, BundlesMode) and self._is_urgent.is_set():
+                    self._is_urgent.clear()
+                    self.handle_inbox()
                 taken = self.mode.take()
                 if taken is None:  # else the block is given, even if its worker is gone by now
                     # The news that waits behind an end may list further tasks.
@@ -316,8 +321,9 @@ class Consumer:
 
     def _on_refusal(self, uid: int, why: ConnectionRefused | None) -> None:
         """An address refuses us, or with None no longer does."""
-        if why is ConnectionRefused.ONCE_CONNECTED:
+        if why is ConnectionRefused.ONCE_CONNECTED and isinstance(self.mode, BundlesMode):
             self._inbox.put(partial(self.mode.refused, uid))
+            self._is_urgent.set()
         self._heartbeats.refused(uid, why)
 
     def _report(self, request: pb.ConsumerHeartbeatRequest) -> None:
@@ -330,6 +336,7 @@ class Consumer:
             return
         self.mode.heard(news)
         self._inbox.put(partial(self.mode.update, news))
+        self._is_urgent.set()
 
     def _deliver(self, client: Client, key: Key, item: Block | End | EndPending) -> None:
         if isinstance(item, Block):

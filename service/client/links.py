@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from ..blocks import Block
 from ..connections.protocols import LOCAL, SERVED
@@ -15,13 +16,7 @@ from ..connections.tunnel import open_tunnel
 from ..delivery import End, EndPending, ReadRequest
 from ..errors import FailedPrecondition, ForebayError, Unavailable, Unimplemented
 from ..proto import forebay_pb2 as pb
-from ..transport import (
-    BlockClient,
-    ConnectionRefused,
-    ElementBudget,
-    LocalClient,
-    local_worker,
-)
+from ..transport import BlockClient, ConnectionRefused, ElementBudget, LocalClient, local_worker
 from ..transport.messages import Key
 from .options import ReadOptions
 
@@ -194,26 +189,19 @@ class Links:
         may_share = self._options.protocol in (None, LOCAL) and self._options.cache is None
         worker = local_worker(uid) if may_share else None
         elements = self._budget.share() if self._budget is not None else None
+        common: Any = {
+            "consumer_id": self._consumer_id, "deliver": deliver, "lost": lost,
+            "credit_bytes": self._credit_bytes, "elements": elements,
+        }  # fmt: skip
         if worker is not None:
-            client = LocalClient(
-                worker,
-                consumer_id=self._consumer_id,
-                deliver=deliver,
-                lost=lost,
-                credit_bytes=self._credit_bytes,
-                elements=elements,
-            )
+            client = LocalClient(worker, **common)
         else:
             client = BlockClient(
                 _addresses(task, self._options.protocol),
+                **common,
                 worker_uid=uid,
-                consumer_id=self._consumer_id,
-                deliver=deliver,
-                lost=lost,
-                credit_bytes=self._credit_bytes,
                 give_up_s=NEVER_S,
                 open_tunnel=open_tunnel,
-                elements=elements,
                 refused=partial(self._refused, uid),
                 reconnected=self._reconnected,
                 credential=self._credential,

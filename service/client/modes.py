@@ -80,9 +80,6 @@ class Mode(abc.ABC):
     def gone(self, link: WorkerLink) -> None:
         """The worker process of this link is gone."""
 
-    def refused(self, worker_uid: int) -> None:  # noqa: B027
-        """A worker that was connected seems to have ended: its address refuses connections."""
-
     @abc.abstractmethod
     def ask_again(self) -> None:
         """Ask for tasks that their workers did not know yet."""

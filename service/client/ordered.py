@@ -15,6 +15,7 @@ withdraws what it has asked for, and plans anew from the next element that is in
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -30,12 +31,11 @@ from ..transport.messages import Key
 from .bundle_lengths import BundleLengths
 from .heartbeats import News
 from .links import Client, Links, WorkerLink
-from .modes import Mode
 from .planned_rounds import PlannedRounds
 from .portions import Portions, by_place
 from .positions import OrderedEpoch, OrderedRead
 from .read_ahead import ReadAhead
-from .slices import Request, Slices
+from .slices import BundlesMode, Request, Slices
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +46,14 @@ many bundles: a worker bounds them."""
 LARGE_ROUND_BYTES = 1 << 30
 """The consumer warns of rounds that are larger than this, as workers may have to hold them."""
 
+CUT_S = 0.02
+"""A trainer that has waited for so long is given what is here, however few elements."""
+
 AHEAD = 16
 """How many bundles behind those that are read have their lengths asked for."""
 
 
-class OrderedMode(Mode):
+class OrderedMode(BundlesMode):
     """Gives this consumer's elements of the order."""
 
     def __init__(
@@ -72,6 +75,7 @@ class OrderedMode(Mode):
         self._holds_back = False  # whether rounds that are known are not asked for yet
         self._is_bounded = False  # whether as many slices are outstanding as may be
         self._refill_at = 0  # if it is full: plan again when no more elements than these are left
+        self._waits_s = 0.0  # since when the trainer waits; 0: it does not
         self._located = False
         self._has_warned = False
         self._slices.begin_epoch(self.epoch.number * self._spec.bundles)
@@ -109,9 +113,14 @@ class OrderedMode(Mode):
         if self._is_due():
             with self._slices.together():
                 self._plan()
-        taken = self._portions.take(self.epoch.limit(self._planned.next))
-        if taken is None:
+        now, limit = time.monotonic(), self.epoch.limit(self._planned.next)
+        if self._waits_s and now - self._waits_s >= CUT_S and self._portions.is_waiting:
+            self._waits_s = now
+            self._portions.cut()
+        if (taken := self._portions.take(limit)) is None:
+            self._waits_s = self._waits_s or now
             return None
+        self._waits_s = 0.0
         block, positions = taken
         self._ahead.given += block.count
         if self._ordered.add_position:
@@ -155,7 +164,7 @@ class OrderedMode(Mode):
 
     def _outstanding(self) -> int:
         """How many slices of elements are: all of these end, also if the trainer takes nothing."""
-        return len(self._slices) - self._lengths.outstanding
+        return len(self._slices.requests) - self._lengths.outstanding
 
     def _plan(self) -> None:
         if not self._slices.tasks:
@@ -301,9 +310,6 @@ class OrderedMode(Mode):
         self._is_stale = True
         self._slices.update(news.tasks)
 
-    def refused(self, worker_uid: int) -> None:
-        self._slices.refused(worker_uid)
-
     def gone(self, link: WorkerLink) -> None:
         self._is_stale = True
         self._slices.gone(link)
@@ -328,7 +334,7 @@ class OrderedMode(Mode):
         if request.is_query:
             self._lengths.answered(request)
         if (order.known_until, order.length) != known or (
-            said.complete and len(self._slices) <= 2 * AHEAD  # others may be asked about
+            said.complete and len(self._slices.requests) <= 2 * AHEAD  # others may be asked about
         ):
             self._is_stale = True
         elif (
@@ -346,17 +352,9 @@ class OrderedMode(Mode):
             )
 
     def ask_again(self) -> None:
-        awaited = self._portions.awaited_place()
+        place = self._portions.awaited_place()
         self._slices.ask_again(
-            lambda: [
-                request
-                for request in self._slices.outstanding
-                if (
-                    request.is_query and not request.is_ahead
-                    if awaited is None
-                    else request.place == awaited
-                )
-            ]
+            lambda r: r.is_query and not r.is_ahead if place is None else r.place == place
         )
 
 

@@ -197,15 +197,33 @@ class Portions:
     def _is_here(self, portion: _Portion) -> bool:
         """Whether all of the portion has come, or of a stretch its next element."""
         for place, at in portion.needs[portion.met :]:
-            missing = 1 if portion.is_stretch else len(at)
-            for request in self._queues[place]:
-                missing -= sum(block.count for block in request.blocks) - request.given
-                if missing <= 0 or request.runs:
-                    break
-            if missing > 0:
+            most = 1 if portion.is_stretch else len(at)
+            if self._here(place, most) < most:
                 return False
             portion.met += not portion.is_stretch
         return True
+
+    def _here(self, place: int, most: int) -> int:
+        """How many of the next `most` elements of the place have come."""
+        here = 0
+        for request in self._queues[place]:
+            here += sum(block.count for block in request.blocks) - request.given
+            if here >= most or request.runs:
+                break
+        return min(here, most)
+
+    def cut(self) -> None:
+        """Make two portions of the next one: what has come, and what is behind its first element
+        that has not."""
+        head = self._portions[0]
+        lacking = [at[self._here(place, len(at)) :] for place, at in head.needs]
+        end = min((int(at[0]) for at in lacking if len(at)), default=0)
+        if not head.is_stretch and end:
+            self._portions.popleft()
+            for start, stop in ((end, len(head.positions)), (0, end)):
+                parts = [(place, at[(start <= at) & (at < stop)]) for place, at in head.needs]
+                needs = [(place, at - start) for place, at in parts if len(at)]
+                self._portions.appendleft(_Portion(head.positions[start:stop], needs))
 
     def _begin_of(self, stretch: _Portion) -> Iterator[tuple[Block, Ints]]:
         """The next elements of a stretch that have come: at most those of one block."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from ..proto import forebay_pb2 as pb
 
@@ -44,10 +44,10 @@ class SilenceDetector:
         self._silent.update(dict.fromkeys(tasks, time.monotonic() + SILENT_S))
 
     def look(
-        self, tasks: Mapping[int, pb.TaskInfo], awaited: Callable[[], Iterable[tuple[int, float]]]
+        self, tasks: Mapping[int, pb.TaskInfo], awaited: Iterable[tuple[int, float]]
     ) -> set[int]:
-        """Those of `tasks` that have fallen silent. `awaited` returns the tasks that the consumer
-        waits for, and when each was asked."""
+        """Those of `tasks` that have fallen silent. `awaited`: the tasks that the consumer waits
+        for, and when each was asked; iterated once a second."""
         now = time.monotonic()
         if len(tasks) < 2 or now < self._looked_s + 1:
             return set()
@@ -57,7 +57,7 @@ class SilenceDetector:
         self._silent = {task_id: s for task_id, s in self._silent.items() if s > now}
         silent = {
             task_id
-            for task_id, asked_s in awaited()
+            for task_id, asked_s in awaited
             if now - max(asked_s, self._heard_s.get(task_id, 0.0), self._back_s) >= self._slow_s
         }
         if not silent:

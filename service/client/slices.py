@@ -21,6 +21,7 @@ from ..errors import PipelineError
 from ..proto import forebay_pb2 as pb
 from ..transport.messages import Key
 from .links import ASK_AGAIN_S, Links, WorkerLink
+from .modes import Mode
 from .silence import SilenceDetector
 
 
@@ -48,6 +49,16 @@ class Request:
         return self.known <= self.until and not self.is_ahead
 
 
+class BundlesMode(Mode):
+    """A mode that reads bundles. It may be told of further blocks before it has given one."""
+
+    _slices: Slices
+
+    def refused(self, worker_uid: int) -> None:
+        """A worker that was connected seems to have ended: its address refuses connections."""
+        self._slices.refused(worker_uid)
+
+
 class Slices:
     """The requests of one consumer. The reading thread calls all of it."""
 
@@ -56,26 +67,14 @@ class Slices:
         self.first_place = 0  # of the epoch, among those of all epochs
         self._links = links
         self._slice_of = slice_of
-        self._tasks: dict[int, pb.TaskInfo] = {}  # that can be asked
+        self.tasks: dict[int, pb.TaskInfo] = {}  # that can be asked
         self._homes: dict[int, int] = {}  # by place: the task that it is read from
-        self._requests: dict[Key, Request] = {}  # that are outstanding
+        self.requests: dict[Key, Request] = {}  # that are outstanding
         self._waiting: list[Request] = []  # to be asked for, once there is a worker
         self._unknown: list[Request] = []  # whose worker did not know the task yet
         self._unknown_s = 0.0
         self._numbers = 0
         self._silence = SilenceDetector()
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    @property
-    def outstanding(self) -> Iterable[Request]:
-        return self._requests.values()
-
-    @property
-    def tasks(self) -> dict[int, pb.TaskInfo]:
-        """That can be asked."""
-        return self._tasks
 
     @property
     def patience_s(self) -> float:
@@ -88,12 +87,12 @@ class Slices:
 
     def awaited(self) -> str:
         """In words, the bundles that were asked for."""
-        if not self._tasks:
+        if not self.tasks:
             return "a worker: none has a task of the read"
         what = sorted(
-            (request.place, self._tasks[task_id].worker_address)
-            for (task_id, _), request in self._requests.items()
-            if task_id in self._tasks
+            (request.place, self.tasks[task_id].worker_address)
+            for (task_id, _), request in self.requests.items()
+            if task_id in self.tasks
         )
         found = ", ".join(f"bundle {place} from worker {address}" for place, address in what[:3])
         return found or "nothing"
@@ -111,27 +110,24 @@ class Slices:
     def ask(self, request: Request) -> None:
         """Send the request to the worker of its place; keep it if there is none."""
         task_id = self._home(request.place)
-        if task_id is None:
-            self._waiting.append(request)
-            return
-        link = self._links.get(self._tasks[task_id].worker_uid)
-        if link is None:  # the consumer is being closed
+        link = self._links.get(self.tasks[task_id].worker_uid) if task_id is not None else None
+        if task_id is None or link is None:  # or the consumer is being closed
             self._waiting.append(request)
             return
         self._numbers += 1
         request.key = task_id, self._numbers
         request.asked_s = time.monotonic()
-        self._requests[request.key] = request
+        self.requests[request.key] = request
         link.reading.add(task_id)
         link.client.read(task_id, self._slice_of(request), self._numbers)
 
     def _home(self, place: int) -> int | None:
         """The task that the place is read from; None if there is no task."""
         task_id = self._homes.get(place, 0)
-        if task_id not in self._tasks or self._silence.is_silent(task_id):
-            if not self._tasks:
+        if task_id not in self.tasks or self._silence.is_silent(task_id):
+            if not self.tasks:
                 return None
-            tasks = sorted(self._tasks)
+            tasks = sorted(self.tasks)
             at = (self.first_place + place) % len(tasks)
             in_turn = tasks[at:] + tasks[:at]
             heard = (task for task in in_turn if not self._silence.is_silent(task))
@@ -141,9 +137,9 @@ class Slices:
 
     def withdraw_all(self) -> None:
         """Ask for nothing any more."""
-        for request in self._requests.values():
+        for request in self.requests.values():
             self._stop(request)
-        for requests in (self._requests, self._waiting, self._unknown):
+        for requests in (self.requests, self._waiting, self._unknown):
             requests.clear()
 
     def begin_epoch(self, first_place: int) -> None:
@@ -155,16 +151,17 @@ class Slices:
     def forget(self, place: int) -> None:
         """Nothing of the place is needed any more: its requests end unheard."""
         self._homes.pop(place, None)
-        self._requests = {key: r for key, r in self._requests.items() if r.place != place}
+        self.requests = {key: r for key, r in self.requests.items() if r.place != place}
         self._waiting = [r for r in self._waiting if r.place != place]
 
     def _ask_elsewhere(self, requests: Iterable[Request]) -> None:
         """Ask for these again: their tasks are gone, or their places have other homes."""
-        for request in list(requests):
-            del self._requests[request.key]
-            self._stop(request)
-            if request.runs or request.is_query:  # else only its end was missing
-                self.ask(request)
+        with self.together():
+            for request in list(requests):
+                del self.requests[request.key]
+                self._stop(request)
+                if request.runs or request.is_query:  # else only its end was missing
+                    self.ask(request)
 
     def _stop(self, request: Request) -> None:
         """Ask for it no longer."""
@@ -177,36 +174,36 @@ class Slices:
 
     def update(self, tasks: Iterable[pb.TaskInfo]) -> None:
         """These are listed now."""
-        before = self._tasks
-        self._tasks = {
+        before = self.tasks
+        self.tasks = {
             task.task_id: task
             for task in self._links.reachable(task for task in tasks if not task.stock)
             if self._links.open(task) is not None
         }
         self._links.start()
-        self._lose([task for task_id, task in before.items() if task_id not in self._tasks])
+        self._lose([task for task_id, task in before.items() if task_id not in self.tasks])
 
     def refused(self, worker_uid: int) -> None:
         """The worker seems to have ended. Others are asked at once: what they make again if it has
         not is the same. The dispatcher waits for messages that may be on their way."""
-        tasks = {i for i, task in self._tasks.items() if task.worker_uid == worker_uid}
-        if len(tasks) < len(self._tasks):
+        tasks = {i for i, task in self.tasks.items() if task.worker_uid == worker_uid}
+        if len(tasks) < len(self.tasks):
             self._silence.avoid(tasks)
-            self._ask_elsewhere([r for r in self._requests.values() if r.key[0] in tasks])
+            self._ask_elsewhere([r for r in self.requests.values() if r.key[0] in tasks])
 
     def gone(self, link: WorkerLink) -> None:
         """The worker process of this link is gone."""
-        self._lose([self._tasks.pop(i) for i in link.reading if i in self._tasks])
+        self._lose([self.tasks.pop(i) for i in link.reading if i in self.tasks])
 
     def _lose(self, tasks: Sequence[pb.TaskInfo]) -> None:
         """Go on elsewhere with what these tasks were asked for."""
         lost = {task.task_id for task in tasks}
-        self._ask_elsewhere([r for r in self._requests.values() if r.key[0] in lost])
+        self._ask_elsewhere([r for r in self.requests.values() if r.key[0] in lost])
         for task in tasks:
             if (link := self._links.get(task.worker_uid)) is not None:
                 link.reading.discard(task.task_id)
                 self._links.close_if_idle(task.worker_uid)
-        if self._tasks:
+        if self.tasks:
             waiting, self._waiting = self._waiting, []
             for request in waiting:
                 self.ask(request)
@@ -216,7 +213,7 @@ class Slices:
     def delivered(self, key: Key, block: Block) -> Request | None:
         """The request that the block belongs to; None if it was withdrawn."""
         self._silence.heard(key[0])
-        request = self._requests.get(key)
+        request = self.requests.get(key)
         if request is not None:
             request.blocks.append(block)
             request.runs = runs_after(request.runs, block.count)
@@ -230,24 +227,24 @@ class Slices:
         if isinstance(end, TaskFailed):
             raise PipelineError(end.code, end.message)
         self._silence.heard(key[0])
-        request = self._requests.get(key)
+        request = self.requests.get(key)
         if request is None:
             return None
         if not isinstance(end, EndOfSlice):  # its worker does not know the task yet, or any more
             self._unknown.append(request)
             self._unknown_s = time.monotonic() + ASK_AGAIN_S
             return None
-        del self._requests[key]
+        del self.requests[key]
         return request, end
 
-    def ask_again(self, holding_up: Callable[[], Iterable[Request]]) -> None:
+    def ask_again(self, is_awaited: Callable[[Request], bool]) -> None:
         """Ask again where a worker did not know its task, and others where one is silent.
-        `holding_up` returns the outstanding requests that the consumer waits for."""
+        `is_awaited` says for which outstanding requests the consumer waits."""
         now = time.monotonic()
         if self._unknown and now >= self._unknown_s:
             unknown, self._unknown = self._unknown, []
-            self._ask_elsewhere(r for r in unknown if self._requests.get(r.key) is r)
-        silent = self._silence.look(
-            self._tasks, lambda: [(r.key[0], r.asked_s) for r in holding_up()]
-        )
-        self._ask_elsewhere([r for r in self._requests.values() if r.key[0] in silent])
+            self._ask_elsewhere(r for r in unknown if self.requests.get(r.key) is r)
+        requests = self.requests.values()
+        awaited = ((r.key[0], r.asked_s) for r in requests if is_awaited(r))
+        if silent := self._silence.look(self.tasks, awaited):
+            self._ask_elsewhere(r for r in requests if r.key[0] in silent)

@@ -63,10 +63,7 @@ def test_datasets_of_different_specs_share_traces_and_leave_nothing_behind() -> 
 def test_a_graph_keeps_what_its_dataset_calls() -> None:
     """One of TensorFlow 1's, in which nothing is traced for others."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        dataset = dataset_of_blocks(
-            lambda: Blocks([], [7, 8]),
-            tf.TensorSpec([], tf.int64),
-        )
+        dataset = dataset_of_blocks(lambda: Blocks([], [7, 8]), tf.TensorSpec([], tf.int64))
         iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
         number = iterator.get_next()
         gc.collect()

@@ -178,6 +178,7 @@ def test_whatever_workers_answer_all_is_given_in_order_and_little_is_asked_for(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ordered, "MAX_REQUESTS", most_requests)
         patch.setattr(ordered, "MAX_SLICE_RUNS", most_runs)
+        patch.setattr(ordered, "CUT_S", draw(st.sampled_from([0.0, 3600.0]), "cut"))
         patch.setattr(bundle_lengths, "MAX_QUERIES", draw(st.sampled_from([2, 1000])))
         patch.setattr(read_ahead, "WINDOW_BYTES", 16 * draw(st.sampled_from([8, 10_000])))
         reading = Reading(
@@ -231,6 +232,17 @@ def test_a_query_that_is_outstanding_is_not_asked_again_once_a_later_one_was_ans
     assert len(asked) == 2
     lengths.query(4, until=2)
     assert len(asked) == 3
+
+
+def test_a_trainer_that_waits_is_given_what_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordered, "CUT_S", 0.0)
+    reading = Reading([9] * 4, cycle_length=4, are_known=True)
+    reading.take()
+    for number, order in reading.slices:
+        if order.bundle != 2:
+            reading.give(number)
+    reading.take()
+    assert reading.got == [(0, 0), (1, 0)]
 
 
 def test_the_window_grows_with_what_the_trainer_was_given(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,43 +1,53 @@
-"""An ordered read goes on elsewhere when a worker's process has ended, without the dispatcher."""
+"""Reads of bundles go on elsewhere when a worker's process has ended, without the dispatcher."""
 
 from __future__ import annotations
 
 import pathlib
+import threading
+import time
 from typing import Any
 
 import pytest
 import tensorflow as tf
 
 from forebay import service
-from forebay.service.client import silence
 from forebay.service.client.heartbeats import Heartbeats
+from forebay.service.client.slices import Slices
 
 from ..cluster import WorkerProcess
 from ..stock import DispatcherProcess
 
-NEVER_MS = 3_600_000
+IN_ORDER = {"ordered": True, "cycle_length": 2}
 
 
+@pytest.mark.parametrize("way", [IN_ORDER, {"delivery": "at_least_once"}])
 def test_others_are_asked_for_what_a_killed_worker_was_to_make(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, way: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(silence, "SLOW_S", 3600.0)  # nor does it wait until the worker is silent
-    monkeypatch.setattr(Heartbeats, "refused", lambda *_: None)  # nobody tells the dispatcher
+    """At once, also if the trainer has many elements and takes long for each."""
+    got, asked, heard, refused = list[int](), list[int](), threading.Event(), Slices.refused
+
+    def record(slices: Slices, worker_uid: int) -> None:
+        asked.append(len(got))
+        refused(slices, worker_uid)
+
+    monkeypatch.setattr(Slices, "refused", record)
+    monkeypatch.setattr(Heartbeats, "refused", lambda *_: heard.set())  # and not the dispatcher
     with (
-        DispatcherProcess(
-            tmp_path, reconnect_grace_ms=NEVER_MS, worker_timeout_ms=-1
-        ) as dispatcher,
+        DispatcherProcess(tmp_path) as dispatcher,
         WorkerProcess(dispatcher.address) as killed,
         WorkerProcess(dispatcher.address),
     ):
         service.wait_for_workers(dispatcher.target, 2)
         dataset = tf.data.Dataset.range(40).map(lambda x: tf.fill([100_000], x))
         dataset_id = service.register_dataset(dispatcher.target, dataset)
-        how: Any = {"ordered": True, "seed": 1, "bundle_splits": 1, "cycle_length": 2}
+        how: Any = {"shuffle": False, "bundle_splits": 1, **way}
         with service.read(dispatcher.target, dataset_id, **how) as elements:
-            undisturbed = [int(element[0]) for element in elements]
-        with service.read(dispatcher.target, dataset_id, **how) as elements:
-            got = [int(next(elements)[0])]
+            got.append(int(next(elements)[0]))
+            time.sleep(1)  # more elements come than the trainer takes
+            heard.clear()
             killed.kill()
-            got += [int(element[0]) for element in elements]
-        assert got == undisturbed and sorted(got) == [*range(40)]
+            assert heard.wait(60)
+            got.extend(int(element[0]) for element in elements)
+        assert asked[0] < 8
+        assert (got if way is IN_ORDER else sorted(got)) == [*range(40)]

@@ -19,14 +19,7 @@ from forebay.service.client.positions import OrderedRead
 from forebay.service.errors import FailedPrecondition, ForebayError
 
 from ..forks import Fork, run
-from ..ordered_numbers import (
-    BATCH,
-    NUMBER,
-    ORDER,
-    STEPS,
-    ordered_dataset,
-    steps_of,
-)
+from ..ordered_numbers import BATCH, NUMBER, ORDER, STEPS, ordered_dataset, steps_of
 
 
 def dataset(target: str, dataset_id: str, position: Any, **how: Any) -> Any:

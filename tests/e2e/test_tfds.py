@@ -223,10 +223,7 @@ def test_a_name(target: str, builder: Any) -> None:
 
 
 def test_any_number_of_workers_and_consumers(cluster: Cluster, builder: Any) -> None:
-    how = {
-        "read_config": config(shuffle_seed=9, interleave_cycle_length=3),
-        "shuffle_files": True,
-    }
+    how = {"read_config": config(shuffle_seed=9, interleave_cycle_length=3), "shuffle_files": True}
     expected = tfdss(builder, "train[10%:]", **how)
     order = service.register_tfds(cluster.target, builder, "train[10%:]", **how)
     for workers, consumers in ((3, 1), (3, 2), (1, 3), (2, 2)):
@@ -285,11 +282,7 @@ def test_a_state_is_of_one_order_of_the_files(target: str, builder: Any) -> None
             {"read_config": {"interleave_cycle_length": None}},
             "interleave_cycle_length=None, .* depend on the machine; give numbers",
         ),
-        (
-            "train",
-            {"read_config": {"interleave_block_length": 0}},
-            "interleave_block_length=0",
-        ),
+        ("train", {"read_config": {"interleave_block_length": 0}}, "interleave_block_length=0"),
         (
             "train",
             {"read_config": {"input_context": tf.distribute.InputContext(8, 0)}},
