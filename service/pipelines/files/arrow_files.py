@@ -82,7 +82,7 @@ class _Messages:
 
     def __init__(self, source: ByteSource, options: Options) -> None:
         """Raises Damaged, OSError."""
-        self.file, self._source = record_index.IndexedFile(source, options), source
+        self.file, self._source = record_index.IndexedFile(source, options, _walk), source
         self._arrow = pyarrow(source.path)
         said = np.frombuffer(self.file.index.said(), "<i8").reshape(-1, 3)
         self._offsets = self.file.index.offsets(0, len(said) + 1)

@@ -34,7 +34,8 @@ AHEAD_BYTES = 32 << 20
 """Asked for and not read yet, of the file that a thread reads."""
 
 SMALL_BYTES = 128 << 10
-"""An object of no more may be asked for as a whole, and is kept while it is open."""
+"""An object of no more is asked for as a whole, and is kept while it is open. It has no index
+(record_index.py), so this may only grow."""
 
 Range = tuple[int, int]
 """Begin and end."""
@@ -42,6 +43,9 @@ Range = tuple[int, int]
 
 class ByteSource(ABC):
     """An open file. For one thread."""
+
+    is_whole = False
+    """Whether all of it is in memory, or will be with the first range."""
 
     def __init__(self, entry: manifest.FileEntry) -> None:
         self.entry, self.path, self.size = entry, entry.path, entry.size
@@ -144,17 +148,17 @@ class RemoteFile(ByteSource):
     """An object of a store."""
 
     def __init__(
-        self, entry: manifest.FileEntry, options: dict[str, Any], *, as_whole: bool = False
+        self, entry: manifest.FileEntry, options: dict[str, Any], *, in_parts: bool = False
     ) -> None:
-        """`options` are storage_options; `as_whole`: all of it will be read. Nothing is asked for
-        here."""
+        """`options` are storage_options; `in_parts`: not all of it will be read, also if it is
+        small. Nothing is asked for here."""
         super().__init__(entry)
         self._fetch = functools.partial(stores.fetch, entry, options)
         self._key = byte_cache.key_of(entry, options)
         self._planned: deque[Range] = deque()
         self._asked: deque[tuple[Range, Future[bytes]]] = deque()
         self._asked_bytes = 0
-        self._as_whole = as_whole and self.size <= SMALL_BYTES
+        self.is_whole = not in_parts and self.size <= SMALL_BYTES
         self._whole: Future[bytes] | bytes | None = None
 
     def fetch(self) -> None:
@@ -171,7 +175,7 @@ class RemoteFile(ByteSource):
         stop = min(start + size, self.size)
         if start >= stop:
             return b""
-        if self._as_whole:
+        if self.is_whole:
             return memoryview(self._all())[start:stop]
         found: list[bytes | memoryview] = []
         while start < stop:
@@ -213,7 +217,7 @@ class RemoteFile(ByteSource):
             (begin, min(begin + PART_BYTES, stop))
             for start, stop in ranges
             for begin in range(start, stop, PART_BYTES)
-            if not self._as_whole
+            if not self.is_whole
         )
         self._ask()
 
@@ -263,12 +267,12 @@ class _View(io.RawIOBase):
 
 
 def opened(
-    entry: manifest.FileEntry, options: dict[str, Any], *, as_whole: bool = False
+    entry: manifest.FileEntry, options: dict[str, Any], *, in_parts: bool = False
 ) -> ByteSource:
     """Arguments are those of RemoteFile. Raises FailedPrecondition if a local file is not there, or
     is another one than was registered (an object is compared when it is read); OSError."""
     if stores.is_url(entry.path):
-        return RemoteFile(entry, options, as_whole=as_whole)
+        return RemoteFile(entry, options, in_parts=in_parts)
     return LocalFile(entry, manifest.opened(entry))
 
 

@@ -19,7 +19,7 @@ import msgspec
 from ....storage.thread_pool import ThreadPool
 from ...errors import FailedPrecondition, InvalidArgument
 from .byte_sources import opened
-from .formats import Damaged, Facts, Options
+from .formats import Damaged, Facts, Format, Options
 from .known_formats import format_of
 from .manifest import FileEntry
 
@@ -64,11 +64,18 @@ def _said(error: Exception) -> list[Any]:
     return [kind or Damaged.__name__, said]
 
 
+def reads_ends(kind: Format, options: Options) -> bool:
+    """Whether of a file little is read, as columns have statistics."""
+    has_ends = kind.native and "columns" in kind.options and "index_dir" not in kind.options
+    return has_ends and options.get("nulls") != "drop"
+
+
 def inspected(of: str, options: Options, entry: FileEntry) -> Facts:
     """Raises Damaged, OSError, InvalidArgument, and FailedPrecondition where the format's library
     is not installed."""
-    kind, storage = format_of(of), options.get("storage", {})  # a native one may read ends only
-    with contextlib.closing(opened(entry, storage, as_whole=not kind.native)) as source:
+    kind, storage = format_of(of), options.get("storage", {})
+    ends = reads_ends(kind, options)
+    with contextlib.closing(opened(entry, storage, in_parts=ends)) as source:
         return kind.inspect(source, options)
 
 

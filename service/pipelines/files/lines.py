@@ -21,9 +21,9 @@ import numpy as np
 from ...blocks import Block, Component
 from ...errors import InvalidArgument
 from . import formats, record_index
-from .byte_sources import SMALL_BYTES, ByteSource
+from .byte_sources import ByteSource
 from .formats import TEXT, Damaged, Facts, Format, Ints, Node, Options, chosen, dict_of, texts
-from .streams import SAMPLE_RECORDS, UnpackedFile, Walk, unpacked
+from .streams import SAMPLE_RECORDS, Walk, unpacked
 
 _BOM = b"\xef\xbb\xbf"
 _WINDOW_BYTES = 1 << 20
@@ -36,6 +36,9 @@ _TYPES: dict[str, Any] = {
     "float64": float,
     "string": str,
 }
+
+
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class _Lines(Walk):
@@ -115,33 +118,31 @@ def _inspect_json(source: ByteSource, options: Options) -> Facts:
     records, _ = record_index.counted(source, options, walk)
     if not records:
         return Facts(0, dict_of({}))
-    of_look = source
-    if source.size <= SMALL_BYTES and not isinstance(source, UnpackedFile):
-        of_look = UnpackedFile(source, "")  # without its index
-    file = record_index.opened(of_look, options, walk)
+    file = record_index.opened(source, options, walk)
     try:
         steps = itertools.islice(file.steps(0, min(records, SAMPLE_RECORDS)), _SAMPLE_STEPS)
-        of = (formats.pieces(of_look, file.offsets, np.arange(*step)) for step in steps)
+        of = (formats.pieces(source, file.offsets, np.arange(*step)) for step in steps)
         found = [bytes(one) for one in itertools.chain.from_iterable(of)]
         said = file.said()
     finally:
         file.close()
-    lines = {_line(said, record): text for record, text in enumerate(found)}
     skips, rows = options.get("skips"), dict[int, Any]()
-    for line, text in lines.items():
+    for record, text in enumerate(found):
         try:
-            rows[line] = msgspec.json.decode(text, type=dict[str, Any])
+            rows[record] = _decode_object(text)
         except ValueError as error:
             if not skips:
-                raise Damaged(f"line {line} is no JSON object: {error}") from error
+                where = f"line {_line(said, record)}"
+                raise Damaged(f"{where} is no JSON object: {error}") from error
     columns = _columns(path, rows.values(), options)
     decode = _Decoder(columns, options.get("fill") or {}).row
-    for line in () if skips else rows:
+    for record in () if skips else rows:
         try:
-            decode(lines[line])
+            decode(found[record])
         except ValueError as error:
+            where = f"{path}, line {_line(said, record)}"
             raise InvalidArgument(
-                f"{path}, line {line}: {error}. Write all lines alike, give `fill` for what is "
+                f"{where}: {error}. Write all lines alike, give `fill` for what is "
                 'null or missing, other `columns`, or on_error="skip"'
             ) from error
     return record_index.facts(source, records, dict_of(columns))

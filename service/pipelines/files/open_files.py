@@ -25,7 +25,8 @@ each few records took ten times as long as to read them."""
 
 FEW_OPEN = 64
 """Of so many files that one which was read is hardly read again while it is open, and of small
-objects, which are held in memory. An open Parquet file takes 20 KB, in each process."""
+objects, which are held in memory: eight times as many of shuffled records. An open Parquet file
+takes 20 KB, in each process."""
 
 FILES_AHEAD = 16
 """Small objects that are asked for while one is decoded."""
@@ -79,7 +80,8 @@ class OpenFiles:
             self._open.move_to_end(number)
             return self._open[number]
         entry = self._manifest.files[number]
-        self.close_all_but(min(self._most, FEW_OPEN if self._is_small(entry) else MOST_OPEN) - 1)
+        few = FEW_OPEN * (8 if self._manifest.shuffled else 1)
+        self.close_all_but(min(self._most, few if self._is_small(entry) else MOST_OPEN) - 1)
         file = self._open[number] = self._opened(number, entry)
         held = [getattr(one, "held_bytes", 0) for one in self._open.values()]
         self.close_all_but(max(1, sum(np.cumsum(held[::-1]) <= MOST_HELD_BYTES)))
@@ -96,21 +98,19 @@ class OpenFiles:
                 if not self._is_small(entry):
                     return
                 options = self._manifest.options.get("storage", {})
-                self._ahead[number] = byte_sources.RemoteFile(entry, options, as_whole=True)
+                self._ahead[number] = byte_sources.RemoteFile(entry, options)
                 self._ahead[number].fetch()
 
     def _is_small(self, entry: manifest.FileEntry) -> bool:
-        """An object that is asked for as a whole, as its records are read together."""
-        together = not self._manifest.shuffled or self.format.row_groups
-        return together and entry.size <= byte_sources.SMALL_BYTES and is_url(entry.path)
+        """An object that is asked for as a whole, even for one of its records."""
+        return entry.size <= byte_sources.SMALL_BYTES and is_url(entry.path)
 
     def _opened(self, number: int, entry: manifest.FileEntry) -> RecordFile:
         """Raises FailedPrecondition, Corrupt."""
         try:
             options = self._manifest.options | {"structure": self._manifest.structure}
-            storage, small = options.get("storage", {}), self._is_small(entry)
             ahead = self._ahead.pop(number, None)
-            source = ahead or byte_sources.opened(entry, storage, as_whole=small)
+            source = ahead or byte_sources.opened(entry, options.get("storage", {}))
             try:
                 file = self.format.open(source, options)
             except BaseException:

@@ -1,7 +1,8 @@
 """Where the records of a file begin, for formats that do not say: a file beside it.
 
 It is written when the file is registered, and again if the file has another time than the index,
-or the index is damaged. Workers read it under the same path. Its checksum is compared when it is
+or the index is damaged. Workers read it under the same path. Of an object that is read as a whole,
+it is in memory only, and is made when the object is opened. Its checksum is compared when it is
 opened; later, offsets are read when they are needed. Nothing is mapped: a process dies of SIGBUS
 where it maps a file that somebody else truncates. Little-endian:
 
@@ -61,15 +62,15 @@ class RecordIndex:
         """Raises Damaged if it is of another file than `head` says, or damaged. The source is the
         index's from then on."""
         self._source, size = source, source.size
-        magic, *of, self.records, checksum, more = _HEAD.unpack(read_at(source, 0, _HEAD.size))
+        self.head = bytes(read_at(source, 0, _HEAD.size))
+        magic, *of, self.records, checksum, more = _HEAD.unpack(self.head)
         if magic != _MAGIC or (*of,) != head or size != _HEAD.size + 8 * (self.records + 1) + more:
             raise Damaged("it is of another file")
         found = Checksum()
         for at in range(_HEAD.size, size, _CHUNK):
             found.update(read_at(source, at, min(_CHUNK, size - at)))
-        self.checksum = int.from_bytes(found.digest(), "big")
         self._said = size - more, more
-        if self.checksum != checksum:
+        if int.from_bytes(found.digest(), "big") != checksum:
             raise Damaged("its checksum is another one")
 
     def offsets(self, first: int, stop: int) -> list[int]:
@@ -95,12 +96,13 @@ class RecordIndex:
 class IndexedFile:
     """An open file with its index."""
 
-    def __init__(self, source: ByteSource, options: Options) -> None:
+    def __init__(self, source: ByteSource, options: Options, walk: Walked) -> None:
         """`close` leaves the source open. Raises Damaged, with what to do, and OSError."""
-        head = _head(source.entry)
+        head, found = _head(source.entry), None
         index = path_of(source.path, options)
-        found = _index(index, head, options)
-        if found is None:
+        if source.is_whole:
+            found = RecordIndex(Buffer(source.entry, _content(head, *walk(source))), head)
+        elif (found := _index(index, head, options)) is None:
             raise Damaged(
                 f"its index {index} is not there, damaged, or of another file: register the "
                 "files again, which writes it, where workers see it under the same path"
@@ -126,7 +128,7 @@ def opened(source: ByteSource, options: Options, walk: Walk) -> IndexedFile | St
     """Of a source that is `unpacked`. Raises Damaged, OSError."""
     if isinstance(source, UnpackedFile):
         return StreamedFile(source, walk)
-    return IndexedFile(source, options)
+    return IndexedFile(source, options, walk)
 
 
 class FileOfRecords(RandomAccessFile):
@@ -166,16 +168,18 @@ def counted(source: ByteSource, options: Options, walk: Walk) -> tuple[int, byte
         return UNCOUNTED if some > 1 else 0, walk.said()
     if isinstance(source, UnpackedFile):
         return sum(1 for _ in walk.boundaries(source)) - 1, walk.said()
-    found = lambda of: (array("Q", walk.boundaries(of)), walk.said())  # noqa: E731
-    return made(source, options, found, says=walk.says)
+    return made(source, options, walk, says=walk.says)
 
 
 def made(
     source: ByteSource, options: Options, walk: Walked, *, says: bool | None = False
 ) -> tuple[int, bytes]:
     """How many records there are, and what the format `says` (None: it may), by the index that is
-    there or by one that `walk` makes. Raises what `walk` raises, OSError, and InvalidArgument if no
-    index can be written."""
+    there or by one that `walk` makes, which is stored, but for what is read as a whole. Raises
+    what `walk` raises, OSError, and InvalidArgument if no index can be written."""
+    if source.is_whole:
+        offsets, said = walk(source)
+        return len(offsets) - 1, said
     index, head = path_of(source.path, options), _head(source.entry)
     changed_ns = source.changed_ns
     there = b""
@@ -187,14 +191,11 @@ def made(
             return found.records, there
     source.plan([(0, source.size)])
     offsets, said = walk(source)
-    checksum = _checksum(offsets, said)
-    if found and changed_ns is not None and (found.checksum, there) == (checksum, said):
+    content = _content(head, offsets, said)
+    if found and changed_ns is not None and found.head == content[: _HEAD.size]:
         with contextlib.suppress(OSError):  # of a copy; it may be another user's
             os.utime(index, ns=(changed_ns, changed_ns))
         return found.records, said
-    content = b"".join(
-        [_HEAD.pack(_MAGIC, *head, len(offsets) - 1, checksum, len(said)), offsets.tobytes(), said]
-    )
     try:
         if stores.is_url(index):
             stores.put(index, content, options.get("storage", {}))
@@ -206,6 +207,11 @@ def made(
             "or a URL that workers see under the same path"
         ) from error
     return len(offsets) - 1, said
+
+
+def _content(head: tuple[bytes, int], offsets: array[int], said: bytes) -> bytes:
+    data = offsets.tobytes() + said
+    return _HEAD.pack(_MAGIC, *head, len(offsets) - 1, crc32c(data), len(said)) + data
 
 
 def _write(index: str, content: bytes, changed_ns: int | None) -> None:
@@ -248,11 +254,3 @@ def _index(index: str, head: tuple[bytes, int], options: Options) -> RecordIndex
     except BaseException:
         source.close()
         raise
-
-
-def _checksum(offsets: array[int], said: bytes) -> int:
-    found = Checksum()
-    for begin in range(0, len(offsets), _CHUNK):
-        found.update(offsets[begin : begin + _CHUNK].tobytes())
-    found.update(said)
-    return int.from_bytes(found.digest(), "big")

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import sys
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,6 +67,9 @@ class Walk(ABC):
     def said(self) -> bytes:
         """What the format says of the records that were found last."""
         return b""
+
+    def __call__(self, source: ByteSource) -> tuple[array[int], bytes]:
+        return array("Q", self.boundaries(source)), self.said()
 
 
 class UnpackedFile(ByteSource):

@@ -174,10 +174,10 @@ def _of_megatron(source: ByteSource, options: Options) -> _Records:
 def _of_documents(
     source: ByteSource, options: Options, dtype: np.dtype[Any], start: int
 ) -> _Records:
+    walk = functools.partial(_documents, dtype=dtype, start=start, eod=options["tokens"]["eod"])
     if not source.entry.records:  # it is being registered
-        walk = functools.partial(_documents, dtype=dtype, start=start, eod=options["tokens"]["eod"])
         record_index.made(source, options, walk)
-    index = record_index.IndexedFile(source, options).index
+    index = record_index.IndexedFile(source, options, walk).index
 
     def places(first: int, stop: int) -> Ints:
         return np.array(index.offsets(first, stop), np.int64)

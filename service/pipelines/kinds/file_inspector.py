@@ -20,7 +20,7 @@ from typing import Any
 from ...errors import FailedPrecondition
 from ..files.byte_sources import AHEAD_BYTES
 from ..files.formats import Damaged, Facts, Options
-from ..files.inspecting import AT_ONCE, ERRORS, inspected, received, send
+from ..files.inspecting import AT_ONCE, ERRORS, inspected, reads_ends, received, send
 from ..files.known_formats import format_of
 from ..files.manifest import FileEntry
 from ..files.stores import is_url
@@ -63,8 +63,7 @@ class FileInspector:
         """Raises FailedPrecondition."""
         self._of, self._options = of, options
         kind = format_of(of)
-        has_ends = "columns" in kind.options and "index_dir" not in kind.options
-        self._reads_ends = kind.native and has_ends and options.get("nulls") != "drop"
+        self._reads_ends = reads_ends(kind, options)
         many = len(files) >= (_MANY_OBJECTS if is_url(files[0].path) else _MANY)
         self._here = not (kind.native or many)
         count = min(_MOST_PROCESSES, len(os.sched_getaffinity(0)), -(-len(files) // _IN_A_ROW))

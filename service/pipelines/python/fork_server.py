@@ -147,22 +147,23 @@ def ended(control: socket.socket) -> str:
 
 
 class ForkServers:
-    """A worker's fork servers: for functions of splits, for Beam's chains, and for files. Each
-    imports only what its children need: Beam takes long."""
+    """A worker's fork servers: for functions of splits, for Beam's chains, for files, and for files
+    in object stores. Each imports only what its children need: Beam takes long."""
 
     def __init__(self) -> None:
         self.plain = ForkServer()
         self.beams, self.files = ForkServer("..beam.chain"), ForkServer("..files.preloaded")
+        self.far = ForkServer("..files.preloaded", "..files.preloaded_stores")
 
     def of(self, dataset: PythonDataset) -> ForkServer:
         """The fork server whose children run this dataset."""
         if dataset.files:
-            return self.files
+            return self.far if dataset.far else self.files
         return self.beams if BEAM in dataset.packages else self.plain
 
     def close(self) -> None:
         """End them, and all that they have forked. Idempotent."""
-        for fork_server in (self.plain, self.beams, self.files):
+        for fork_server in (self.plain, self.beams, self.files, self.far):
             fork_server.close()
 
 

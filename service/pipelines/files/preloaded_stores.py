@@ -1,0 +1,8 @@
+"""What a fork server imports, too, before it forks children that read object stores: boto3 would
+take each of them a tenth of a second. None of it starts a thread."""
+
+import contextlib
+
+with contextlib.suppress(ImportError):
+    import boto3  # noqa: F401
+    import obstore.auth.boto3  # noqa: F401
