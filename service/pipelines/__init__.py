@@ -19,6 +19,7 @@ from ...storage.extras import install
 from ..blocks import Block
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
 from ..proto import tf_service_pb2 as tf
+from ..proto.python_pb2 import PythonDataset
 from ..user_metrics import Totals
 from .definitions import files_of, has_no_code
 from .splits import PARTS, MaySkip, Shard, SkipReport, SplitFeed, SplitRange
@@ -71,6 +72,9 @@ class PythonRules(NamedTuple):
     def width(self) -> int:
         """The number of processes of a run."""
         return self.processes or len(os.sched_getaffinity(0))
+
+
+FAR_READERS = 3  # times as many processes read an object store: they wait for its answers
 
 
 class Run(Protocol):
@@ -218,16 +222,16 @@ def forget_idle() -> None:
     pipeline.TRACES.forget_idle()
 
 
-def bundles_at_once(definition: ev.DatasetDefinition, python: PythonRules) -> int:
+def bundles_at_once(definition: ev.DatasetDefinition, stored: bytes, python: PythonRules) -> int:
     """How many bundles it is worth to run at a time. Others may have begun, and wait."""
-    if definition.HasField("python_function"):
-        return python.width  # each has a process
-    return max(2, len(os.sched_getaffinity(0)))
+    return processes_of(definition, stored, python) or max(2, len(os.sched_getaffinity(0)))
 
 
-def processes_of(definition: ev.DatasetDefinition, python: PythonRules) -> int:
-    """How many processes a long run has, each working on a range; 0: it runs in this process."""
-    return python.width if definition.HasField("python_function") else 0
+def processes_of(definition: ev.DatasetDefinition, stored: bytes, python: PythonRules) -> int:
+    """How many processes run a range, or a bundle, at a time; 0: it runs in this process."""
+    if not definition.HasField("python_function"):
+        return 0
+    return python.width * (FAR_READERS if PythonDataset.FromString(stored).far else 1)
 
 
 def open_pipeline(
@@ -297,9 +301,9 @@ def _open_python(
 
     return PythonPipeline(
         stored, definition.sources, definition.structure,
-        processes=rules.width, where=rules.where, may_skip=rules.may_skip,
-        totals=rules.totals, fork_servers=rules.fork_servers or HERE, iteration=rules.iteration,
-        cache=rules.cache,
+        processes=processes_of(definition, stored, rules), where=rules.where,
+        may_skip=rules.may_skip, totals=rules.totals, fork_servers=rules.fork_servers or HERE,
+        iteration=rules.iteration, cache=rules.cache,
     )  # fmt: skip
 
 

@@ -199,7 +199,7 @@ class TaskPipeline:
         if task.num_sources:
             sources = dataset.definition.sources
             rules = self._pipelines.python
-            processes = pipelines.processes_of(dataset.definition, rules)
+            processes = pipelines.processes_of(dataset.definition, dataset.graph, rules)
             self._feed = LeaseFeed(
                 self._dispatcher, task.task_id, sources, self._observer, processes, when_read,
                 self._requests, self.spans.current, self._reports,
@@ -236,7 +236,8 @@ class TaskPipeline:
         """The pipeline of a read in bundles, whose bundles the caller runs, and how many of them it
         is worth to run at a time."""
         dataset, rules = self._datasets.of(self._task), self._pipelines.python
-        return self._open(dataset), pipelines.bundles_at_once(dataset.definition, rules)
+        at_once = pipelines.bundles_at_once(dataset.definition, dataset.graph, rules)
+        return self._open(dataset), at_once
 
     def _open(self, dataset: pb.GetDatasetResponse) -> Pipeline:
         self.definition = dataset.definition

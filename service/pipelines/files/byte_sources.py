@@ -34,8 +34,7 @@ AHEAD_BYTES = 32 << 20
 """Asked for and not read yet, of the file that a thread reads."""
 
 SMALL_BYTES = 128 << 10
-"""An object of no more is asked for as a whole, and is kept while it is open. It has no index
-(record_index.py), so this may only grow."""
+"""An object of no more is asked for as a whole, and has no index (record_index.py). Never less."""
 
 Range = tuple[int, int]
 """Begin and end."""

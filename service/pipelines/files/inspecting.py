@@ -74,8 +74,7 @@ def inspected(of: str, options: Options, entry: FileEntry) -> Facts:
     """Raises Damaged, OSError, InvalidArgument, and FailedPrecondition where the format's library
     is not installed."""
     kind, storage = format_of(of), options.get("storage", {})
-    ends = reads_ends(kind, options)
-    with contextlib.closing(opened(entry, storage, in_parts=ends)) as source:
+    with contextlib.closing(opened(entry, storage, in_parts=reads_ends(kind, options))) as source:
         return kind.inspect(source, options)
 
 

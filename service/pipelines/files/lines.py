@@ -132,8 +132,7 @@ def _inspect_json(source: ByteSource, options: Options) -> Facts:
             rows[record] = _decode_object(text)
         except ValueError as error:
             if not skips:
-                where = f"line {_line(said, record)}"
-                raise Damaged(f"{where} is no JSON object: {error}") from error
+                raise Damaged(f"line {_line(said, record)} is no JSON object: {error}") from error
     columns = _columns(path, rows.values(), options)
     decode = _Decoder(columns, options.get("fill") or {}).row
     for record in () if skips else rows:

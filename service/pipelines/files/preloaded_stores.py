@@ -4,5 +4,4 @@ take each of them a tenth of a second. None of it starts a thread."""
 import contextlib
 
 with contextlib.suppress(ImportError):
-    import boto3  # noqa: F401
     import obstore.auth.boto3  # noqa: F401

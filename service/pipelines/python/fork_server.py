@@ -151,8 +151,8 @@ class ForkServers:
     in object stores. Each imports only what its children need: Beam takes long."""
 
     def __init__(self) -> None:
-        self.plain = ForkServer()
-        self.beams, self.files = ForkServer("..beam.chain"), ForkServer("..files.preloaded")
+        self.plain, self.beams = ForkServer(), ForkServer("..beam.chain")
+        self.files = ForkServer("..files.preloaded")
         self.far = ForkServer("..files.preloaded", "..files.preloaded_stores")
 
     def of(self, dataset: PythonDataset) -> ForkServer:

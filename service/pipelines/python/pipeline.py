@@ -21,9 +21,6 @@ MOST_IDLE = 16
 """How many idle processes are kept, or as many as may work. Bundles that wait for their readers
 hold one each, and a new process would do its imports and open its files anew."""
 
-FAR_READERS = 3
-"""Times as many processes read files in an object store: they wait for its answers."""
-
 
 class PythonPipeline:
     """A registered function and its splits, as `pipelines.Pipeline`.
@@ -55,7 +52,7 @@ class PythonPipeline:
         files = dataset.files
         self._has_files = bool(files)
         self._sources = sources
-        self._processes = processes * (FAR_READERS if dataset.far else 1)
+        self._processes = processes
         self._may_skip = may_skip
         self._totals = totals
         fork_server = fork_servers.of(dataset)
