@@ -7,6 +7,7 @@ A line that has others is damaged.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -118,14 +119,11 @@ def _inspect_json(source: ByteSource, options: Options) -> Facts:
     records, _ = record_index.counted(source, options, walk)
     if not records:
         return Facts(0, dict_of({}))
-    file = record_index.opened(source, options, walk)
-    try:
+    with contextlib.closing(record_index.opened(source, options, walk)) as file:
         steps = itertools.islice(file.steps(0, min(records, SAMPLE_RECORDS)), _SAMPLE_STEPS)
         of = (formats.pieces(source, file.offsets, np.arange(*step)) for step in steps)
         found = [bytes(one) for one in itertools.chain.from_iterable(of)]
         said = file.said()
-    finally:
-        file.close()
     skips, rows = options.get("skips"), dict[int, Any]()
     for record, text in enumerate(found):
         try:

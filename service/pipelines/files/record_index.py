@@ -248,9 +248,8 @@ def _index(index: str, head: tuple[bytes, int], options: Options) -> RecordIndex
         if stores.is_url(index):
             source = Buffer(source.entry, bytes(source.read(0, source.size)))
         return RecordIndex(source, head)
-    except Damaged:
+    except BaseException as error:
         source.close()
-        return None
-    except BaseException:
-        source.close()
+        if isinstance(error, Damaged):
+            return None
         raise

@@ -17,7 +17,7 @@ from ...order import permuted_many
 from ...structure import leaves
 from .damage import MOST_TRIES, PART_RECORDS, Damage, damage
 from .formats import LARGE_BYTES, Ints, steps
-from .manifest import Manifest
+from .manifest import Files, Manifest
 from .open_files import FILES_AHEAD, OpenFiles
 
 Numbered = tuple[Ints, Block]
@@ -43,8 +43,10 @@ class RecordRanges:
             dtype = node["ragged"] if splits else node["tensor"]
             self._fields += [(path, dtype, len(node["shape"]) - splits)]
             self._fields += [(path, "int64", 1)] * splits
-        about = ((entry.records, entry.size) for entry in self._manifest.files)
-        counts, sizes = np.fromiter(about, np.dtype((np.int64, 2)), len(self._manifest.files)).T
+        files = self._manifest.files
+        assert isinstance(files, Files)  # as decoded
+        about = ((of.records, of.size) for of in files.counts())
+        counts, sizes = np.fromiter(about, np.dtype((np.int64, 2)), len(files)).T
         self.starts = np.append(0, np.cumsum(counts))  # each file's first record, and all records
         size = int(sizes.sum())
         self._record_bytes = size / max(1, int(self.starts[-1]))

@@ -9,6 +9,7 @@ from ....journal.proto import events_pb2 as ev
 from ....journal.splits import source_size
 from ...proto.python_pb2 import PythonDataset
 from ...user_metrics import Totals
+from ..files import manifest
 from ..splits import PARTS, MaySkip, SplitFeed, SplitRange, require_bundle
 from .child_connections import StoredDataset
 from .children import Children
@@ -68,7 +69,7 @@ class PythonPipeline:
         self._children = Children(fork_server, told, max(self._processes, MOST_IDLE))
         self._rules = FailureRules(
             dataset.on_error, dataset.limit, dataset.timeout_s, where,
-            lambda number: _path(told.files(), number),
+            lambda number: manifest.decode(told.files()).files[number].path,
         )  # fmt: skip
 
     def run(self, feed: SplitFeed | None) -> PythonRun:
@@ -94,27 +95,15 @@ class PythonPipeline:
         require_bundle(self._sources, splits, start)
         may_skip = self._may_skip or (lambda _: False)
         ranges = iter([splits] if splits.count else [])
-
-        def next_range() -> SplitRange | None:
-            return next(ranges, None)
-
-        drawn_by = f"{seed} {number}"
-        if self._has_files:
-            drawn_by += f" {splits.pass_number}"
+        drawn_by = f"{seed} {number}" + (f" {splits.pass_number}" if self._has_files else "")
         return PythonRun(
-            self._children, self._rules, next_range, may_skip, 1,
+            self._children, self._rules, lambda: next(ranges, None), may_skip, 1,
             bundle=number, seed=drawn_by, start=start,
         )  # fmt: skip
 
     def close(self) -> None:
         """End idle children now, and others when they become idle. Idempotent."""
         self._children.close()
-
-
-def _path(files: bytes, number: int) -> str:
-    from ..files import manifest
-
-    return manifest.decode(files).files[number].path
 
 
 def _parts(splits: int, parts: int) -> Iterator[SplitRange]:
