@@ -37,8 +37,7 @@ Fetch = Callable[[int, int], bytes]
 
 _MAX_VERIFIED = 1 << 16
 
-_UNFINISHED_S = 3600.0
-"""A file that is being written is not this old."""
+_UNFINISHED_S = 3600.0  # a file that is being written is not this old
 
 _MANY, _SMALL_BYTES = 1000, 64 << 10
 """Of an object with so many ranges, no smaller ones are kept: each read lists them."""

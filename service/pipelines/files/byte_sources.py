@@ -36,8 +36,7 @@ AHEAD_BYTES = 32 << 20
 SMALL_BYTES = 128 << 10
 """An object of no more is asked for as a whole, and has no index (record_index.py). Never less."""
 
-Range = tuple[int, int]
-"""Begin and end."""
+Range = tuple[int, int]  # begin and end
 
 
 class ByteSource(ABC):
@@ -139,8 +138,7 @@ class Buffer(ByteSource):
         return self._data[start : start + size]
 
 
-_planning = threading.local()
-"""The last file that a thread has planned to read."""
+_planning = threading.local()  # `file`: the last one that a thread has planned to read
 
 
 class RemoteFile(ByteSource):

@@ -13,6 +13,7 @@ import functools
 import logging
 import os
 import re
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -321,15 +322,18 @@ def _store(url: str, options: dict[str, Any]) -> tuple[Any, Any, str]:
     )
     if others := [name for name in options if name not in takes]:
         raise InvalidArgument(f"storage_options has {others}, which {scheme}:// does not take")
-    return obstore, _opened(f"{scheme}://{host}", tuple(sorted(options.items()))), key
+    with _opening:  # many threads ask for the first one at a time, and boto3 takes long
+        endpoint, given = os.environ.get("AWS_ENDPOINT_URL"), tuple(sorted(options.items()))
+        return obstore, _opened(f"{scheme}://{host}", given, endpoint), key
 
 
 _first_process = 0  # that has used obstore
+_opening = threading.Lock()
 
 
 @functools.lru_cache(maxsize=64)
-def _opened(root: str, options: tuple[tuple[str, Any], ...]) -> Any:
-    """A store."""
+def _opened(root: str, options: tuple[tuple[str, Any], ...], _endpoint: str | None) -> Any:
+    """A store, at the endpoint that the environment has."""
     import obstore.store
 
     given, scheme = dict(options), root.partition("://")[0].lower()
@@ -348,8 +352,7 @@ def _opened(root: str, options: tuple[tuple[str, Any], ...]) -> Any:
             import boto3
             from obstore.auth.boto3 import Boto3CredentialProvider
 
-            session = boto3.Session()
-            if session.get_credentials() is None:
+            if (session := boto3.Session()).get_credentials() is None:
                 raise PermissionError(errno.EACCES, "no AWS credentials were found")
             config["credential_provider"] = Boto3CredentialProvider(session)
             if session.region_name:
