@@ -3,8 +3,8 @@
 forebay is installed by itself first: `forebay chaos` and `forebay bench` must say what to install.
 Then its extra brings forebay-tools, which has their code.
 
-A user's first hour comes last: pip installs the wheel and PyArrow without our constraints, and one
-file of code reads a batch of a directory of Parquet files.
+A user's first hour comes last: pip installs the wheel, then PyArrow by its extra, without our
+constraints, and the program of docs/install.md reads a batch of a directory of Parquet files.
 
 Only the base dependencies are installed there. A module that stops at an extra is imported once
 more here, in the development environment, which has them all but PyTorch and JAX: what needs these
@@ -14,6 +14,7 @@ is imported by tests/frameworks.
 from __future__ import annotations
 
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -43,22 +44,16 @@ EXTRAS = (
 )
 EXTRAS += "hypothesis,jinja2,markupsafe,ray"
 
-FIRST_BATCH = """
-import importlib.util, pathlib, tempfile
+PARQUET = """
+import importlib.util, sys
 import pyarrow as pa, pyarrow.parquet as pq
-from forebay import service
 
 assert not importlib.util.find_spec("tensorflow")
-with tempfile.TemporaryDirectory() as folder, service.DispatchServer() as dispatcher:
-    with service.WorkerServer(service.WorkerConfig(dispatcher.target)):
-        for part in range(2):
-            numbers = pa.table({"number": range(part * 50, part * 50 + 50)})
-            pq.write_table(numbers, pathlib.Path(folder, f"{part}.parquet"))
-        files = service.register_files(dispatcher.target, f"{folder}/*.parquet")
-        with service.read(dispatcher.target, files, ordered=True, batch_size=8) as batches:
-            batch = next(iter(batches))
-    assert batch["number"].shape == (8,) and 0 <= batch["number"].min(), batch
+for part in range(2):
+    numbers = pa.table({"number": range(part * 50, part * 50 + 50)})
+    pq.write_table(numbers, f"{sys.argv[1]}/{part}.parquet")
 """
+FIRST_PROGRAM = re.compile(r"```python\n(.*?)```", re.DOTALL)  # of docs/install.md
 
 
 def run(*command: str | pathlib.Path, cwd: pathlib.Path) -> str:
@@ -151,8 +146,14 @@ def main() -> None:
 
         venv.create(scratch / "user", with_pip=True)
         users = scratch / "user" / "bin" / "python"
-        run(users, "-m", "pip", "install", "--quiet", f"{wheel}[parquet]", cwd=scratch)
-        run(users, "-c", FIRST_BATCH, cwd=scratch)
+        run(users, "-m", "pip", "install", "--quiet", wheel, cwd=scratch)
+        run(users, "-m", "pip", "install", "--quiet", "forebay[parquet]", cwd=scratch)
+        (files := scratch / "train").mkdir()
+        run(users, "-c", PARQUET, files, cwd=scratch)
+        (program,) = FIRST_PROGRAM.findall((ROOT / "docs/install.md").read_text())
+        first = run(users, "-c", program.replace("/data/train", str(files)), cwd=scratch)
+        if first != "{'number': (dtype('int64'), (8,))}\n":
+            raise SystemExit(f"check_wheel: the program of docs/install.md printed {first}")
         for path, said in found.items():
             print(f"{path.name}, {path.stat().st_size:,} bytes: {said}")
 

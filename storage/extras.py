@@ -4,6 +4,8 @@ from __future__ import annotations
 
 
 def install(*extras: str, beside: str = "") -> str:
-    """The command that installs Forebay's extras, for errors. It is for a clone, as no index has
-    Forebay yet. `beside` is a folder of the clone to install with them."""
-    return f"pip install '.[{','.join(extras)}]'{beside and f' {beside}'} in a clone of Forebay"
+    """The command that installs Forebay's extras, for errors. Forebay itself is installed, and so
+    pip asks no index for it. `beside` is a folder of a clone to install with them."""
+    what = f"[{','.join(extras)}]'"
+    in_a_clone = f"pip install '.{what} {beside} in a clone of Forebay"
+    return in_a_clone if beside else f"pip install 'forebay{what}"

@@ -92,7 +92,7 @@ class FirstComeMode(Mode):
     def awaited(self) -> str:
         tasks = {**self._given_up, **self._listed}
         if not tasks:
-            return "a worker: none has a task of the epoch"
+            return "a worker: none has a task of the epoch (see `forebay status`)"
         mine = {i: task for i, task in tasks.items() if self._is_for_us(task)}
         if not mine:
             return (

@@ -100,7 +100,7 @@ def definition_of(
     elif not has_tensorflow():
         raise FailedPrecondition(
             f"{dataset!r:.100} cannot be registered here, where there is no TensorFlow: "
-            f"{install('tensorflow')}, or give a function with `splits`"
+            f"{install('tensorflow')}, or give a function with `splits`, or files to register_files"
         )
     elif isinstance(dataset, str | os.PathLike):
         from ..materialized import registered as materialized

@@ -128,7 +128,7 @@ class RoundsMode(Mode):
             due = [(task.next_round, i) for i, task in self._tasks.items() if not task.is_over()]
             round_, task_id = min(due, key=lambda one: one[0], default=(0, 0))
             if not due:
-                return "a worker: none has a task of the epoch"
+                return "a worker: none has a task of the epoch (see `forebay status`)"
             if self._limit is not None and round_ >= self._limit:
                 return f"the other consumers, before round {self._limit}"
             if self._tasks[task_id].is_held():

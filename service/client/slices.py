@@ -88,7 +88,7 @@ class Slices:
     def awaited(self) -> str:
         """In words, the bundles that were asked for."""
         if not self.tasks:
-            return "a worker: none has a task of the read"
+            return "a worker: none has a task of the read (see `forebay status`)"
         what = sorted(
             (request.place, self.tasks[task_id].worker_address)
             for (task_id, _), request in self.requests.items()

@@ -297,13 +297,11 @@ class ServiceDataset(ReadsInOrder):
         if isinstance(leaf, list):
             raise InvalidArgument(
                 f"element{path} has no fixed shape, and JAX has no ragged arrays: give a "
-                "pad_value, or leave it out with map="
+                "pad_value, or leave it out by columns= or map="
             )
         array = np.asarray(leaf)
         if array.dtype.kind in "OSU":
-            raise InvalidArgument(
-                f"element{path} is strings, and JAX has no string arrays: leave it out with map="
-            )
+            raise InvalidArgument(f"element{path} is strings: leave it out by columns= or map=")
         array = _narrowed(path, array)
         if self._batch_size is None and self._places is None:
             return array

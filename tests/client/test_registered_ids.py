@@ -32,7 +32,7 @@ def test_what_is_no_dataset_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidArgument, match=r"\[1, 2, 3\] is no dataset"):
         register_dataset("localhost:1", [1, 2, 3])
     monkeypatch.setattr(registration, "has_tensorflow", lambda: False)
-    with pytest.raises(FailedPrecondition, match=r"no TensorFlow: pip install '\.\[tensorflow\]'"):
+    with pytest.raises(FailedPrecondition, match=r"no TensorFlow: pip install 'forebay\[tens"):
         register_dataset("localhost:1", "/a/directory")
 
 

@@ -101,7 +101,7 @@ def test_a_private_repository_needs_a_token_that_nobody_sees(
     with DispatcherProcess(tmp_path) as dispatcher:
         refused = register(hub, dispatcher, url).stderr
         assert "NotFound" in refused
-        assert "or a repository that is private: set HF_TOKEN where this process runs" in refused
+        assert "or is private: set HF_TOKEN where this runs; a data set is hf:" in refused
         dataset_id = registered(hub, dispatcher, url, TOKEN)
         with (
             WorkerProcess(dispatcher.address, environment(hub, "")),

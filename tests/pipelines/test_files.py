@@ -618,7 +618,7 @@ def test_bad_arguments(register: Register, tmp_path: pathlib.Path) -> None:
     (tmp_path / "b.bin").write_bytes(b"what is it")
     (tmp_path / "empty.tfrecord").touch()
     cases: list[tuple[Any, dict[str, Any], type[ForebayError], str]] = [
-        ("nothing/*.x", {}, NotFound, r"no file matches 'nothing/\*\.x' here"),
+        ("nothing/*.x", {}, NotFound, r"'nothing/\*\.x': nothing/ has \[\]$"),
         ("a.tfrecord", {"format": "avro"}, InvalidArgument, "format='avro' must be one of"),
         ("b.bin", {}, InvalidArgument, r"b\.bin is of no format"),
         ("empty.tfrecord", {}, InvalidArgument, "have no records"),

@@ -70,8 +70,9 @@ def test_a_set_of_strings_has_one_order_in_all_processes() -> None:
 
 
 REFUSING = """
-import errno, os
+import errno, os, signal
 
+os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 fork_server, fork, refused = os.getpid(), os.fork, []
 
 def forked():
@@ -82,7 +83,7 @@ def forked():
 
 os.fork = forked
 """
-"""Forks fail: the fork server's first one, and all of its inits."""
+"""Forks fail: the fork server's first one, and all of its inits. asyncio of 3.12 has that hook."""
 
 
 def test_a_fork_that_fails_is_said_and_costs_nothing_else(

@@ -45,9 +45,10 @@ _ADVICE = {
     errno.ENOENT: "it is not there, or was deleted",
     errno.EACCES: "this process has no right to it, or no valid credentials: set them in the "
     "environment of the process that reads it, or give storage_options={'anonymous': True}",
-    errno.EIO: "the store answered with an error",
+    errno.EIO: "the store does not answer, or with an error",
 }
-_HF_ADVICE = ", or a repository that is private: set HF_TOKEN where this process runs"
+_STORES_WORDS = re.compile(r"<[^:]*?<Code>(.*?)</Code>(?:\s*<Message>(.*?)</Message>)?.*")
+_HF_ADVICE = ", or is private: set HF_TOKEN where this runs; a data set is hf://datasets/OWNER/NAME"
 
 
 def is_url(path: str) -> bool:
@@ -203,7 +204,12 @@ def head(url: str, options: dict[str, Any]) -> FileEntry:
     with _errors_named(url):
         if _by_obstore(url):
             obstore, store, key = _store(url, options)
-            return _entry(url, obstore.head(store, key))
+            try:
+                return _entry(url, obstore.head(store, key))
+            except obstore.exceptions.BaseError as error:
+                if re.search("status code: 40[013]", str(error)):
+                    obstore.get_range(store, key, start=0, end=1)  # the store says what is wrong
+                raise
         fs, path = _filesystem(url)
         about = fs.info(path)
         if about.get("type") == "directory":
@@ -316,10 +322,9 @@ def _store(url: str, options: dict[str, Any]) -> tuple[Any, Any, str]:
             f"{redacted(url)} cannot be read in a fork of a process that has read such files: "
             "start it with multiprocessing's method spawn"
         )
-    obstore = imported("obstore", _EXTRAS[scheme.lower()], redacted(url))
-    takes = {"s3": OPTIONS, "gs": OPTIONS[:1], "azure": OPTIONS[:1]}.get(
-        _EXTRAS[scheme.lower()], ()
-    )
+    extra = _EXTRAS[scheme.lower()]
+    obstore = imported("obstore", extra, redacted(url))
+    takes = {"s3": OPTIONS, "gs": OPTIONS[:1], "azure": OPTIONS[:1]}.get(extra, ())
     if others := [name for name in options if name not in takes]:
         raise InvalidArgument(f"storage_options has {others}, which {scheme}:// does not take")
     with _opening:  # many threads ask for the first one at a time, and boto3 takes long
@@ -387,38 +392,24 @@ def _errors_named(url: str) -> Iterator[None]:
         kind = _errno_of(error)
         if kind is None:
             raise
-        said = " ".join(redacted(str(error).partition("Debug source:")[0]).split())[:400]
-        hint = (
-            _HF_ADVICE if url.startswith("hf://") and kind in (errno.ENOENT, errno.EACCES) else ""
-        )
+        said = " ".join(redacted(str(error).partition("Debug source:")[0]).split())
+        said = _STORES_WORDS.sub(r"\1: \2", said)[:400]
+        hint = _HF_ADVICE if url.startswith("hf://") and kind != errno.EIO else ""
         raise OSError(kind, f"{_ADVICE[kind]}{hint} ({said})", url) from error
 
 
 def _errno_of(error: Exception) -> int | None:
-    try:
-        from obstore import exceptions
-    except ImportError:
-        pass
-    else:
-        if isinstance(error, exceptions.NotFoundError):
-            return errno.ENOENT
-        if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
-            return errno.EACCES
-        if isinstance(error, exceptions.BaseError):
-            return errno.EIO
-    if isinstance(error, FileNotFoundError):
-        return errno.ENOENT
-    if isinstance(error, PermissionError):
-        return errno.EACCES
-    library, response = type(error).__module__.partition(".")[0], getattr(error, "response", None)
+    library, name = type(error).__module__.partition(".")[0], type(error).__name__
+    response = getattr(error, "response", None)
     status = getattr(response, "status_code", None)
     if library == "botocore":
         status = (response or {}).get("ResponseMetadata", {}).get("HTTPStatusCode")
-        if status == 404:
-            return errno.ENOENT
-        if re.search("Credential|Token", type(error).__name__):
-            return errno.EACCES
-    if status in (401, 403):
+    if library == "obstore" and (said := re.search(r"status code: (\d+)", str(error))):
+        status = int(said[1])
+    if isinstance(error, FileNotFoundError) or status == 404 or name == "NotFoundError":
+        return errno.ENOENT
+    denied = re.search("^(botocore.*(Credential|Token)|obstore(Permission|Unauth))", library + name)
+    if isinstance(error, PermissionError) or status in (401, 403) or denied:
         return errno.EACCES
-    of_library = library in ("httpx", "aiohttp", "botocore")
+    of_library = library in ("aiohttp", "botocore", "httpx", "obstore")
     return errno.EIO if of_library or isinstance(error, OSError | ValueError) else None

@@ -14,7 +14,7 @@ from ..files.known_formats import format_names, guessed, in_directory, suffixes_
 from ..files.manifest import FileEntry
 from ..files.stores import is_url
 from . import remote_files
-from .patterns import errors_named, expanded, fixed
+from .patterns import errors_named, expanded, fixed, unmatched
 from .tables import TABLES
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -97,7 +97,7 @@ def _matching(pattern: str) -> list[str]:
     for one in expanded(pattern):
         matching = sorted(glob.glob(one, recursive=True))
         if not matching:
-            raise NotFound(f"no file matches {one!r} here")
+            raise unmatched("file", one, glob.glob("*", root_dir=fixed(one) or None))
         found |= dict.fromkeys(matching)
     return [*found]
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import fnmatch
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ...errors import FailedPrecondition, InvalidArgument, NotFound
+from ..files.stores import is_url
 
 MOST_EXPANDED = 1 << 18
 """Names that braces stand for."""
@@ -88,7 +90,15 @@ def errors_named(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         kind = NotFound if isinstance(error, FileNotFoundError) else FailedPrecondition
+        advice = "" if is_url(path) else ". Make it readable, or leave it out"
         raise kind(
-            f"{error.filename or path} cannot be read: {error.strerror or error}. Make it "
-            "readable, or leave it out"
+            f"{error.filename or path} cannot be read: {error.strerror or error}{advice}"
         ) from error
+
+
+def unmatched(what: str, pattern: str, there: Iterable[str]) -> NotFound:
+    """For a pattern that none of the names that are `there`, below its directory, matches."""
+    root, names = fixed(pattern), sorted(there)
+    names = difflib.get_close_matches(pattern[len(root) :], names, 3) or names[:3]
+    deeper = ". `**/` stands for directories of any depth" if names and "*" in pattern else ""
+    return NotFound(f"no {what} matches {pattern!r}: {root or '.'} has {names}{deeper}")

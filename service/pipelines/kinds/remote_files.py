@@ -13,7 +13,7 @@ from ...errors import NotFound
 from ..files import mds, record_index, stores
 from ..files.known_formats import ends_in, require_no_table, suffixes_of
 from ..files.manifest import FileEntry
-from .patterns import errors_named, expanded, fixed, matches
+from .patterns import errors_named, expanded, fixed, matches, unmatched
 
 _GLOB = re.compile(r"[*?\[]")
 _AT_ONCE = 32  # requests
@@ -74,7 +74,7 @@ def matching(url: str, options: dict[str, Any]) -> list[FileEntry]:
             and matches(entry.path[len(root) :].split("/"), pattern)
         ]
         if not objects:
-            raise NotFound(f"no object matches {name!r}")
+            raise unmatched("object", name, (one.path.removeprefix(root) for one in lists[root]))
         found |= {entry.path: entry for entry in objects}
     return [*found.values()]
 

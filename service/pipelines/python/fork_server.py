@@ -177,7 +177,7 @@ HERE = ForkServers()
 def _serve(requests: socket.socket) -> socket.socket:
     """Fork for each request, until the worker has gone. Returns in the children only."""
     _adopt()
-    ended = _wakened_by_ends()
+    ended, wake = _wakened_by_ends()
     inits: set[int] = set()
     parent = [0]
     with contextlib.suppress(AttributeError, OSError):  # another system, or an old kernel
@@ -205,7 +205,8 @@ def _serve(requests: socket.socket) -> socket.socket:
             continue
         connection, control = (socket.socket(fileno=end) for end in ends)
         if not process:
-            for descriptor in (requests.detach(), ended, *parent[1:]):
+            signal.set_wakeup_fd(-1)  # as asyncio has from Python 3.12 on, if it is imported
+            for descriptor in (requests.detach(), ended, wake, *parent[1:]):
                 os.close(descriptor)
             _fork_child(connection, control, fork_server)
             return connection
@@ -230,15 +231,15 @@ def _fork_child(connection: socket.socket, control: socket.socket, fork_server: 
     try:
         _adopt()
         os.setpgid(0, 0)  # so that a signal to the fork server's group spares it
-        os.close(signal.set_wakeup_fd(-1))  # the fork server's
-        ended = _wakened_by_ends()
+        ended, wake = _wakened_by_ends()
         _prctl(PR_SET_PDEATHSIG, signal.SIGCHLD)  # which wakes us as well
         init, child = os.getpid(), os.fork()
     except OSError as error:
         _refuse([connection.detach(), control.detach()], error)
         os._exit(1)
     if not child:
-        os.close(signal.set_wakeup_fd(-1))
+        signal.set_wakeup_fd(-1)
+        os.close(wake)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.register_at_fork(after_in_child=_end_by_sigterm)
@@ -292,13 +293,13 @@ def _adopt() -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def _wakened_by_ends() -> int:
-    """A descriptor that is readable when children have ended."""
+def _wakened_by_ends() -> tuple[int, int]:
+    """A descriptor that is readable when children have ended, and the other end of its pipe."""
     ended, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    return ended
+    return ended, wake
 
 
 def readable(*ends: int | socket.socket, timeout_ms: int | None = None) -> set[int]:
