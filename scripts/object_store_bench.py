@@ -180,11 +180,12 @@ def measure(directory: pathlib.Path, files: int, rounds: int, *, shared: bool) -
         target = dispatcher.address
 
         def workers(*options: object) -> list[Any]:
-            return [running.enter_context(our_worker(dispatcher, *options)) for _ in range(2)]
+            started = [running.enter_context(our_worker(dispatcher, *options)) for _ in range(2)]
+            for one in started:
+                one.wait_until_ready()
+            return started
 
         reading = workers()
-        for one in reading:
-            one.wait_until_ready()
         told(server, far)
         begun = time.perf_counter()
         sources = {"s3": service.register_files(target, f"s3://{BUCKET}/train/*.parquet")}
