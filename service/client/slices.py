@@ -89,12 +89,12 @@ class Slices:
         """In words, the bundles that were asked for."""
         if not self.tasks:
             return "a worker: none has a task of the read (see `forebay status`)"
-        what = sorted(
+        what = {
             (request.place, self.tasks[task_id].worker_address)
             for (task_id, _), request in self.requests.items()
             if task_id in self.tasks
-        )
-        found = ", ".join(f"bundle {place} from worker {address}" for place, address in what[:3])
+        }
+        found = ", ".join(f"bundle {place} from worker {at}" for place, at in sorted(what)[:3])
         return found or "nothing"
 
     # -- asking --------------------------------------------------------------------------------

@@ -381,10 +381,7 @@ def test_an_object_that_is_replaced_while_it_is_read(
 
 
 def test_what_is_not_there_or_not_allowed(
-    store: ObjectStore,
-    register: Register,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+    store: ObjectStore, register: Register, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = parquet(store, tmp_path, "there", files=1)
     for missing in (f"s3://{BUCKET}/nothing", f"{url}/*.tar", f"{url}/{{0..1}}.parquet"):
@@ -409,12 +406,16 @@ def test_what_is_not_there_or_not_allowed(
     for name in store.environment:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    stores._opened.cache_clear()
     with pytest.raises(FailedPrecondition, match=r"no valid credentials.*no AWS credentials"):
         register(url)
     monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
     with pytest.raises(PermissionError, match="no valid credentials"), stores._errors_named(url):
         stores._listed_by_boto3(url, f"s3://{BUCKET}/", "there", {})
+    keys = f"aws_access_key_id={ACCESS_KEY}\naws_secret_access_key={SECRET_KEY}\nregion=us-east-1"
+    (tmp_path / "config").write_text(f"[default]\nendpoint_url={store.proxy.url}\n{keys}")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    file_inspector._fork_server.close()
+    assert numbers(register(url)) == [*range(1000)]
 
 
 def test_no_secret_is_registered(
@@ -594,9 +595,7 @@ def test_objects_that_cannot_be_asked_for_are_left_out(
         assert "has objects ['odd/../0.parquet', 'odd/./a', 'odd//0.parquet', 'odd/b" in caplog.text
 
 
-def test_what_fsspec_reads_is_compared_with_one_request_a_range(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_fsspec_reads_is_compared_once_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
     fs, path = fsspec.core.url_to_fs(url := "memory://forebay/a.bin")
     fs.pipe_file(path, b"0123456789")
     entry, cat = stores.head(url, {}), fs.cat_file

@@ -348,22 +348,22 @@ def _opened(root: str, options: tuple[tuple[str, Any], ...], _endpoint: str | No
     }
     if scheme.startswith("http"):
         return obstore.store.from_url(root, **config)
-    if "endpoint" in given:
-        config["endpoint"] = given["endpoint"]
     if given.get("anonymous"):
         config["skip_signature"] = True
     elif scheme in ("s3", "s3a"):
         with contextlib.suppress(ImportError):  # which knows profiles and single sign-on, too
             import boto3
+            from botocore.configprovider import ConfiguredEndpointProvider
             from obstore.auth.boto3 import Boto3CredentialProvider
 
             if (session := boto3.Session()).get_credentials() is None:
                 raise PermissionError(errno.EACCES, "no AWS credentials were found")
             config["credential_provider"] = Boto3CredentialProvider(session)
-            if session.region_name:
-                config["region"] = session.region_name
-    if "region" in given and scheme in ("s3", "s3a"):
-        config["region"] = given["region"]
+            of = session._session
+            own = ConfiguredEndpointProvider(of.full_config, of.get_scoped_config(), "s3")
+            found = {"region": session.region_name, "endpoint": own.provide()}
+            config |= {name: value for name, value in found.items() if value}
+    config |= {name: given[name] for name in ("endpoint", "region") if name in given}
     return obstore.store.from_url(root, **config)
 
 
