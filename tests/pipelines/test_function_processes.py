@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -34,7 +34,7 @@ from forebay.service.pipelines.python.child_blocks import (
     SLABS,
     FunctionFailed,
 )
-from forebay.service.pipelines.python.child_connections import StoredDataset
+from forebay.service.pipelines.python.child_connections import PythonChild, StoredDataset
 from forebay.service.pipelines.python.fork_server import HERE
 from forebay.service.shared import new_slab
 
@@ -326,6 +326,26 @@ def test_a_process_that_dies_while_it_has_nothing_to_do_is_replaced() -> None:
     pipeline.close()
 
 
+def test_a_process_that_dies_before_it_begins_what_it_was_handed_has_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hand, begun = PythonChild.run, list[int]()
+
+    def hand_and_kill(to: PythonChild, *what: Any, **how: Any) -> None:
+        for process in begun:
+            os.kill(process, signal.SIGSTOP)
+        hand(to, *what, **how)
+        for process in begun:
+            os.kill(process, signal.SIGKILL)
+
+    monkeypatch.setattr(PythonChild, "run", hand_and_kill)
+    pipeline = pipeline_of(lambda split: [os.getpid()], range(2))
+    begun += numbers(pipeline.run(Ranges([SplitRange(0, 1, 0)])).blocks())
+    with pytest.raises(PipelineError, match="before split 1, element 0: the process that ran it e"):
+        list(pipeline.run(Ranges([SplitRange(1, 1, 0)])).blocks())
+    pipeline.close()
+
+
 def test_a_structure_may_be_large() -> None:
     names = [f"{number:05}{'x' * 100}" for number in range(2500)]
     structure = json.dumps({"dict": [[name, json.loads(INT)] for name in names]})
@@ -423,9 +443,7 @@ def test_an_error_does_not_wait_for_who_asks_for_splits() -> None:
     pipeline.close()
 
 
-def test_what_is_there_comes_though_the_function_makes_nothing_more(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_what_is_there_comes_though_the_function_makes_nothing_more(tmp_path: pathlib.Path) -> None:
     seen = tmp_path / "seen"
 
     def function(split: int) -> Iterator[int]:

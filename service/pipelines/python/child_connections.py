@@ -69,8 +69,9 @@ class Failed(NamedTuple):
 
 
 class Died(NamedTuple):
-    """The process has ended, perhaps on request, at this place. Unsent elements are lost; all
-    splits before `sent` were sent completely."""
+    """The process has ended, perhaps on request, at this place: (−1, −1) during its start, (−1, 0)
+    before it began what it was to run. Unsent elements are lost; all splits before `sent` were sent
+    completely."""
 
     how: str
     at: ElementPlace
@@ -123,6 +124,7 @@ class PythonChild:
                 raise _no_process(error) from error
             self._connection, self._control = ours, control
             self._at = shared.view(np.int64)
+            self._at[:4] = -1
             self._fetched = [0, 0]
             self._borrower = Borrower("a dataset's process", passes_on=True)
             self._send(["setup", *dataset.sizes], [dataset.descriptor, progress])
@@ -131,7 +133,7 @@ class PythonChild:
     def run(self, first: int, count: int, start: int, seed: str | None, *, awaited: bool) -> None:
         """Start these splits, without the first `start` elements; call `receive` until Finished,
         Failed or Died. If the first element is `awaited`, it comes alone."""
-        self._at[:4] = -1
+        self._at[:4] = -1, min(0, self._at[0]), -1, -1
         self._send(["run", first, count, start, seed, awaited])
 
     def begin_teardown(self) -> None:

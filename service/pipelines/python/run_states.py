@@ -39,9 +39,12 @@ class FailureRules:
     where: str  # the worker, for people
     path: Callable[[int], str] = str  # of a file, by its number
 
-    def describe(self, at: ElementPlace) -> str:
-        """The place in words, for people."""
-        return "its start" if at.split < 0 else f"split {at.split}, element {at.element}"
+    def describe(self, at: ElementPlace, first: ElementPlace) -> str:
+        """The place in words, for people; `first` was to be run first."""
+        if at.split < 0 and at.element < 0:
+            return "its start"
+        before, at = ("before ", first) if at.split < 0 else ("", at)
+        return f"{before}split {at.split}, element {at.element}"
 
 
 class Begun(NamedTuple):
@@ -247,7 +250,7 @@ class RunStates:
         if place != work.seen:
             work.seen, work.since_s, work.warned = place, now_s, False
         silent_s, limit_s = now_s - work.since_s, self._rules.timeout_s
-        where = self._rules.describe(place)
+        where = self._rules.describe(place, work.behind)
         if place.split < 0 and limit_s:
             limit_s = max(limit_s, SILENT_S)  # imports and models take longer than an element
         out: list[Instruction] = []
@@ -266,7 +269,7 @@ class RunStates:
         if isinstance(failure, Died):
             behind = max(work.behind, failure.sent)
             code = "ABORTED"
-            text = f"{rules.describe(at)}: the process that ran it ended: {failure.how}"
+            text = f"{rules.describe(at, behind)}: the process that ran it ended: {failure.how}"
             if failure.file >= 0:
                 text += f", after it read {rules.path(failure.file)}"
             if work.late:
