@@ -201,7 +201,8 @@ def test_a_directory_that_cannot_be_read(register: Register, tmp_path: pathlib.P
 
 def test_one_file_by_two_names_is_refused(register: Register, tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.tfrecord").write_bytes(frame(b"some"))
-    for other in (f"{tmp_path}/./a.tfrecord", os.path.relpath(tmp_path / "a.tfrecord")):
+    os.link(tmp_path / "a.tfrecord", link := f"{tmp_path}/another")
+    for other in f"{tmp_path}/./a.tfrecord", os.path.relpath(tmp_path / "a.tfrecord"), link:
         with pytest.raises(InvalidArgument, match="are given more than once: leave one out"):
             register([tmp_path / "a.tfrecord", other])
 

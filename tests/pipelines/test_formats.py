@@ -6,6 +6,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import zlib
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -14,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from forebay.service.errors import FailedPrecondition, InvalidArgument
-from forebay.service.formats.contract import FormatContract
+from forebay.service.errors import FailedPrecondition, ForebayError, InvalidArgument
+from forebay.service.formats.contract import FormatContract, elements_of
 from forebay.service.pipelines.files.known_formats import FORMATS, GROUP
 from forebay.service.pipelines.kinds.files import definition
 
@@ -181,6 +182,60 @@ def test_the_format_of_the_page_passes_the_contract(
     assert done.returncode == 0, done.stdout
     tests = [name for name in dir(FormatContract) if name.startswith("test_")]
     assert re.search(rf"{len(tests)} passed", done.stdout)
+
+
+WRONG = """
+import numpy as np
+from forebay.service.formats import *
+
+NODE = {{"tensor": "float32", "shape": [2]}}
+
+class File(RandomAccessFile):
+    def take(self, records):
+        return Block(len(records), ({take},))
+
+FORMAT = Format(
+    ({suffix!r},), lambda begin: False, lambda source, options: {facts},
+    lambda source, options: File(source, 8), options={options},
+)
+"""
+ONE = "Component(np.ones((len(records), 2), 'float32'))"
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"options": ("colums", "fill")}, "has ['colums'], which are no options"),
+        ({"suffix": "one"}, "has ['one'], which are no options that a format may have, or suffix"),
+        ({"facts": "1 // 0"}, "cannot tell what {path} has: ZeroDivisionError: "),
+        ({"facts": "None"}, "cannot tell what {path} has: TypeError: "),
+        ({"facts": "Facts(2.5, NODE)"}, "has: TypeError: 'float' object"),
+        ({"facts": "Facts(-1, NODE)"}, "ValueError: Facts(records=-1, "),
+        ({"facts": "Facts(9, NODE, (0, 5))"}, "is not what a file has; mend that package"),
+        ({"facts": "Facts(9, NODE | {'tensor': 'float33'})"}, "is not what a file has"),
+        ({"facts": "Facts(9, NODE | {'shape': 2})"}, "is not what a file has"),
+        ({"facts": "Facts(9, {'dict': [['b', NODE], ['a', NODE]]})"}, "is not what a file has"),
+        (
+            {"take": ONE.replace("2", "3", 1)},
+            "of float32 in shapes [[3]], and they were registered",
+        ),
+        ({"take": f"*[{ONE}] * 2"}, "in 2 columns of [1, 1], where 0 to 1 were to come in 1:"),
+    ],
+)
+def test_what_a_package_does_wrong_is_said_of_it(
+    register: Register, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+    how: dict[str, Any], said: str,
+) -> None:  # fmt: skip
+    name = f"wrong{zlib.crc32(f'{how}'.encode())}"
+    given = {"options": (), "suffix": ".one", "facts": "Facts(np.int64(9), NODE)", "take": ONE}
+    (tmp_path / f"{name}.py").write_text(WRONG.format(**given | how))
+    install(tmp_path, "theirs", GROUP, {name: f"{name}:FORMAT"})
+    monkeypatch.syspath_prepend(tmp_path)
+    (path := tmp_path / "a.one").write_text("records")
+    with pytest.raises(ForebayError) as error:
+        elements_of(register(path, format=name), 0)
+    assert f"format {name!r} of the package theirs " in str(error.value)
+    assert said.format(path=path) in str(error.value)
 
 
 def test_what_is_said_of_other_packages(

@@ -177,7 +177,7 @@ def test_a_format_that_gives_another_number_of_records_is_named(
         return dataclasses.replace(found, count=found.count + off)
 
     monkeypatch.setattr(TokenFile, "take", wrong)
-    with pytest.raises(PipelineError, match=f"'tokens' gave .* from record .* of {path}"):
+    with pytest.raises(PipelineError, match=f"'tokens' of .* gave .* from record .* of {path}"):
         list(FileRecords(dataset).blocks(0))
 
 
@@ -247,9 +247,7 @@ def _late(record: bytes) -> int:
     return int(record)
 
 
-def test_shuffled_records_that_are_left_out_have_no_order(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_shuffled_records_that_are_left_out_have_no_order(tmp_path: pathlib.Path) -> None:
     path = integers(tmp_path / "a.tfrecord")
     ways: list[dict[str, Any]] = [{"on_error": "skip"}, {"map": int, "one_to_one": False}]
     for how in ways:

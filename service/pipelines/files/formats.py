@@ -103,6 +103,8 @@ class Format(NamedTuple):
     Each is in Options by its name, where it is not the default, but for two. "partitioning" never
     is: its columns are put beside those that the format reads. With missing="skip", what would be
     "columns" is "whole" instead, for `inspect` [] where none were given."""
+    reads_ends: bool = False
+    """`inspect` reads a part of the file, such as its end, so that many are looked at at once."""
     ambiguous: bool = False
     """Suffixes are those of other files, too, and count only where `format` names this one."""
 

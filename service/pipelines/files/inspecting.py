@@ -7,6 +7,8 @@ MessagePack.
 from __future__ import annotations
 
 import contextlib
+import json
+import operator
 import queue
 import socket
 import threading
@@ -17,9 +19,10 @@ from typing import Any
 import msgspec
 
 from ....storage.thread_pool import ThreadPool
-from ...errors import FailedPrecondition, InvalidArgument
+from ...block_limits import DTYPES
+from ...errors import FailedPrecondition, ForebayError, InvalidArgument
 from .byte_sources import opened
-from .formats import Damaged, Facts, Format, Options
+from .formats import Damaged, Facts, Format, Options, named, written
 from .known_formats import format_of
 from .manifest import FileEntry
 
@@ -66,16 +69,41 @@ def _said(error: Exception) -> list[Any]:
 
 def reads_ends(kind: Format, options: Options) -> bool:
     """Whether of a file little is read, as columns have statistics."""
-    has_ends = kind.native and "columns" in kind.options and "index_dir" not in kind.options
-    return has_ends and options.get("nulls") != "drop"
+    return kind.reads_ends and options.get("nulls") != "drop"
 
 
 def inspected(of: str, options: Options, entry: FileEntry) -> Facts:
     """Raises Damaged, OSError, InvalidArgument, and FailedPrecondition where the format's library
-    is not installed."""
+    is not installed, or another package's format is wrong."""
     kind, storage = format_of(of), options.get("storage", {})
     with contextlib.closing(opened(entry, storage, in_parts=reads_ends(kind, options))) as source:
-        return kind.inspect(source, options)
+        if not (package := options.get("package")):
+            return kind.inspect(source, options)
+        try:
+            return _facts(kind.inspect(source, options))
+        except (Damaged, OSError, ForebayError):
+            raise
+        except Exception as error:
+            raise FailedPrecondition(
+                f"the format {of!r} of the package {package} cannot tell what {entry.path} has: "
+                f"{type(error).__name__}: {error}; mend that package, or leave the file out"
+            ) from error
+
+
+def _facts(found: Any) -> Facts:
+    """What a package's `inspect` returned. Raises whatever says what is wrong with it."""
+    facts = Facts(*found)
+    records, cuts = operator.index(facts.records), [*map(operator.index, facts.cuts)]
+    structure = json.loads(written(facts.structure))
+    columns = named(structure) if "dict" in structure else {"": structure}
+    is_right = [*columns] == sorted(columns) and all(
+        node.get("tensor", node.get("ragged")) in {*DTYPES, "string"}
+        and isinstance(node["shape"], list)
+        for node in columns.values()
+    )
+    if not is_right or records < 0 or cuts not in ([], sorted({0, *cuts, records})):
+        raise ValueError(f"{found!r:.300} is not what a file has")
+    return facts._replace(records=records, structure=structure, cuts=cuts)
 
 
 def send(channel: Connection, message: Any) -> None:

@@ -14,7 +14,7 @@ from ....storage import other_packages
 from ...errors import FailedPrecondition, InvalidArgument
 from . import array_records, arrow_files, lance_tables, lines, mds, parquet, tars, tfrecords, tokens
 from .byte_sources import RemoteFile, opened_now
-from .formats import Damaged, Format
+from .formats import Damaged, Format, few
 from .manifest import FileEntry
 from .stores import is_url
 from .streams import UnpackedFile, compression
@@ -70,6 +70,14 @@ def _of_other_package(name: str, package: str) -> Format:
         raise FailedPrecondition(
             f"format {name!r}: {entry.value} of the package {other_packages.package_of(entry)} is "
             f"a {type(found).__name__}, and no Format; mend that package, or remove it"
+        )
+    known = {option for ours in FORMATS.values() for option in ours.options}
+    no_suffixes = [one for one in found.suffixes if not one.startswith(".")]
+    if wrong := [*sorted({*found.options} - known), *no_suffixes]:
+        raise FailedPrecondition(
+            f"format {name!r} of the package {other_packages.package_of(entry)} has {few(wrong)}, "
+            "which are no options that a format may have, or suffixes without their dot: mend that "
+            "package, or install the Forebay that it is for"
         )
     return found
 

@@ -92,5 +92,6 @@ FORMAT = Format(
     inspect=_inspect,
     open=LanceRows,
     native=True,
+    reads_ends=True,
     options=("columns", "fill"),
 )

@@ -195,5 +195,6 @@ FORMAT = Format(
     open=ParquetRows,
     row_groups=True,
     native=True,
+    reads_ends=True,
     options=("columns", "partitioning", "fill", "nulls"),
 )

@@ -37,12 +37,14 @@ class RecordRanges:
     def __init__(self, manifest: Manifest, may_leave_out: MayLeaveOut) -> None:
         self._manifest, self._may_leave_out = manifest, may_leave_out
         self._is_counted = manifest.is_counted
-        self._fields: list[tuple[str, str, int]] = []  # of components
+        package = manifest.options.get("package", "forebay")
+        self._format = f"the format {manifest.format!r} of the package {package}"
+        self._fields: list[tuple[str, str, list[int | None]]] = []  # of components
         for path, node in leaves(self._manifest.structure):
-            splits = node.get("ragged_rank", 0)
+            splits, shape = node.get("ragged_rank", 0), node["shape"]
             dtype = node["ragged"] if splits else node["tensor"]
-            self._fields += [(path, dtype, len(node["shape"]) - splits)]
-            self._fields += [(path, "int64", 1)] * splits
+            self._fields += [(path, dtype, [None] * (len(shape) - splits) if splits else shape)]
+            self._fields += [(path, "int64", [None])] * splits
         files = self._manifest.files
         assert isinstance(files, Files)  # as decoded
         about = ((of.records, of.size) for of in files.counts())
@@ -155,33 +157,37 @@ class RecordRanges:
     def _require_registered(self, number: int, block: Block, first: int, counts: range) -> None:
         """Raises PipelineError if records of a file, from this one on, are of other types than were
         registered, or not as many as these."""
-        path = self._manifest.files[number].path
-        if not (block.count in counts and {block.count}.issuperset(map(_rows, block.components))):
+        path, columns = self._manifest.files[number].path, [*map(_column, block.components)]
+        rows = [count for _, count, _ in columns]
+        if block.count not in counts or rows != [block.count] * len(self._fields):
             raise PipelineError(
                 "INTERNAL",
-                f"the format {self._manifest.format!r} gave {block.count} records from record "
-                f"{first} of {path} on, in columns of {[*map(_rows, block.components)]}, where "
-                f"{counts[0]} to {counts[-1]} were to come: mend the package that brings it",
+                f"{self._format} gave {block.count} records from record {first} of {path} on, in "
+                f"{len(rows)} columns of {rows}, where {counts[0]} to {counts[-1]} were to come in "
+                f"{len(self._fields)}: mend it",
             )
-        for (name, dtype, dimensions), component in zip(
-            self._fields, block.components, strict=True
-        ):
-            values = component.values
-            found = "string" if isinstance(values, Strings) else values.dtype.name
-            if (found, component.rank) != (dtype, dimensions):
+        for (name, dtype, shape), (found, _, shapes) in zip(self._fields, columns, strict=True):
+            if (found, shapes.shape[1]) != (dtype, len(shape)) or any(
+                size is not None and (sizes != size).any()
+                for size, sizes in zip(shape, shapes.T, strict=True)
+            ):
                 raise PipelineError(
                     "INVALID_ARGUMENT",
-                    f"{path} has records with "
-                    f"{name or 'elements'} of {found} in {component.rank} dimensions, and they "
-                    f"were registered with {dtype} in {dimensions}: write files of one schema",
+                    f"{self._format} gave records from record {first} of {path} on, with "
+                    f"{name or 'elements'} of {found} in shapes {shapes[:3].tolist()}, and they "
+                    f"were registered with {dtype} in {shape}: write files of one schema, or mend "
+                    "the format",
                 )
 
 
-def _rows(component: Component) -> int:
-    values = component.values
-    if component.shapes is not None:
-        return len(component.shapes)
-    return len(values.lengths if isinstance(values, Strings) else values)
+def _column(component: Component) -> tuple[str, int, Ints]:
+    """Its dtype, how many rows it has, and their shapes, or the one of all."""
+    values, shapes = component.values, component.shapes
+    array = values.lengths if isinstance(values, Strings) else values
+    found = "string" if isinstance(values, Strings) else values.dtype.name
+    if shapes is None:
+        return found, len(array), np.array([array.shape[1:]], np.int64)
+    return found, len(shapes), shapes
 
 
 def _in_blocks(parts: list[tuple[Block, Ints]], count: int) -> Iterator[Block]:

@@ -75,7 +75,8 @@ def resolved(files: Paths, named: str | None, options: dict[str, Any]) -> FilesF
         raise NotFound(
             f"{given} has no files here whose names end in {[*suffixes_of(named)]}: give a pattern"
         )
-    real = [one.path if is_url(one.path) else os.path.realpath(one.path) for one in entries]
+    with errors_named(entries[0].path):  # or the one that an error names
+        real = [one.path if is_url(one.path) else os.stat(one.path)[1:3] for one in entries]
     same = collections.Counter(real)
     if twice := [one.path for one, of in zip(entries, real, strict=True) if same[of] > 1]:
         raise InvalidArgument(f"{twice[: manifest.MANY]} are given more than once: leave one out")
