@@ -12,6 +12,7 @@ class Fetched:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.fetched_bytes = self.cached_bytes = 0
+        self.held_bytes = 0  # that the cache has now
 
     def add(self, fetched_bytes: int, cached_bytes: int) -> None:
         with self._lock:

@@ -208,6 +208,16 @@ def _workers(status: Status) -> Iterator[Finding]:
                 "of its tasks: each has to wait until trainers have taken what it made",
                 f"give it {SMALL_BUDGET >> 20} MB at least, or leave the option out",
             )  # fmt: skip
+        cache = worker.get("cache")
+        if cache and cache["missed_bytes"] > max(cache["hit_bytes"], cache["limit_bytes"]):
+            yield Finding(
+                "note", f"worker {worker['address']}",
+                f"its --cache-directory holds {cache['held_bytes']:,} of {cache['limit_bytes']:,} "
+                f"bytes and helps little: {cache['hit_bytes']:,} were read of it, and "
+                f"{cache['missed_bytes']:,} fetched",
+                "give it more --cache-bytes than an epoch reads; if it holds little, see the "
+                "worker's log: its disk is full, or read-only",
+            )  # fmt: skip
         for job in worker["jobs"]:
             if job["shed_elements"] and job["job_id"] in names:
                 yield Finding(

@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from ..findings import duration
 from ..http.families import printable
 from .console import plain_console
 from .options import JSON, SERVICE, FlagCommand, connects
@@ -17,15 +18,11 @@ from .status import PATIENCE_S
 app = typer.Typer(help="List and remove registered datasets.", no_args_is_help=True)
 
 DATASET_ID = typer.Argument("", help="As `forebay dataset list` shows it.", show_default=False)
-UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
 
 
 @app.command("list", cls=FlagCommand)
 @connects
-def list_(
-    service: str = SERVICE,
-    as_json: bool = JSON,
-) -> None:
+def list_(service: str = SERVICE, as_json: bool = JSON) -> None:
     """List each dataset's id, elements, graph size, age, jobs, and when it was used last."""
     from ..client.datasets import list_datasets
 
@@ -42,8 +39,7 @@ def remove(
     service: str = SERVICE,
     dataset_id: str = DATASET_ID,
     force: bool = typer.Option(
-        False,
-        help="Remove it even if it is read; its readers get an error.",
+        False, help="Remove it even if it is read; its readers get an error."
     ),
 ) -> None:
     """Remove a dataset, its jobs, and its graph from the storage.
@@ -95,11 +91,4 @@ def render(found: Any, now_s: float) -> Any:
 
 
 def _ago(time_ms: int | None, now_s: float) -> str:
-    """The age, in words."""
-    if time_ms is None:
-        return "–"
-    seconds = now_s - time_ms / 1000
-    for unit, length in UNITS:
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit} ago"
-    return "just now"
+    return "–" if time_ms is None else f"{duration(max(0, round(now_s - time_ms / 1000)))} ago"

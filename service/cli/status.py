@@ -181,25 +181,15 @@ def render(summary: dict[str, Any], sort: str = "job") -> Any:
             counts += _nonzero(skipped=job.get("skipped_splits", 0))
             jobs.add_row(*of_job, "", "", job.get("state", NOT_READ), ", ".join(counts))
         state = f"{job['state']}, " if "state" in job else ""  # earlier versions do not report it
-        for it in job["iterations"]:
-            if not it["finished"]:
-                jobs.add_row(
-                    *of_job,
-                    "all" if order and not claimed else str(it["epoch"]),
-                    _readers(it),
-                    f"{state}{it['completed_tasks']} of "
-                    f"{it['completed_tasks'] + it['running_tasks']}",
-                    ", ".join(
-                        [
-                            _claims(it["claims"])
-                            if claimed
-                            else _lengths(order)
-                            if order
-                            else " | ".join(map(_progress, it["sources"])) or "–",
-                            *_nonzero(skipped=it.get("skipped", 0)),
-                        ]
-                    ),
-                )
+        for it in [it for it in job["iterations"] if not it["finished"]]:
+            done, running = it["completed_tasks"], it["running_tasks"]
+            what = _claims(it["claims"]) if claimed else _lengths(order) if order else ""
+            what = what or " | ".join(map(_progress, it["sources"])) or "–"
+            jobs.add_row(
+                *of_job, "all" if order and not claimed else str(it["epoch"]), _readers(it),
+                f"{state}{done} of {done + running}",
+                ", ".join([what, *_nonzero(skipped=it.get("skipped", 0))]),
+            )  # fmt: skip
     names = {job["job_id"]: _name(job) for job in summary["jobs"]}
     old = [
         f"{summary['storage']['url']} does not answer (see `forebay doctor`); all below is as of "
@@ -233,7 +223,7 @@ def render(summary: dict[str, Any], sort: str = "job") -> Any:
 Row = tuple[str, ...]
 
 
-def _table(title: str, columns: Iterable[str], rows: Iterable[Row]) -> list[Any]:
+def _table(title: str, columns: Iterable[Any], rows: Iterable[Row]) -> list[Any]:
     """A table, unless it has no rows."""
     from rich.table import Table
 
@@ -346,12 +336,13 @@ def _loads(summary: dict[str, Any], names: dict[int, str], sort: str) -> Iterato
     """Wanted workers, waits of trainers, memory of workers: of the jobs in `names`. Dispatchers of
     earlier versions say nothing of it."""
     from rich.filesize import decimal
-    from rich.table import Table
+    from rich.table import Column
 
     if wanted := summary.get("wanted_workers"):
         ready = wanted["ready"]
         yield f"workers wanted: {wanted['workers']}, ready: {ready}; {wanted['reason']}"
-    memory = [*_held(summary, names)]
+    workers = summary.get("memory", [])
+    memory = [(w, job) for w in workers for job in w["jobs"] if job["job_id"] in names]
     held = {job_id: sum(job["held_bytes"] for _, job in memory if job["job_id"] == job_id)
             for job_id in names}  # fmt: skip
     listed = [
@@ -372,19 +363,22 @@ def _loads(summary: dict[str, Any], names: dict[int, str], sort: str) -> Iterato
     yield from _table("loads", columns, rows)
     if len(rows) > 1 or not summary.get("wanted_workers"):
         yield from (f"{names[job['job_id']]}: {job['wanted']['reason']}" for job in listed)
-    budgets = Table(title="memory of workers", title_justify="left")
-    budgets.add_column("worker", overflow="fold", min_width=15)
-    for name in ("job", "holds", "of", "tasks parked", "elements dropped"):
-        budgets.add_column(name)
-    for worker, job in memory:
-        if job["held_bytes"] or job["parked_tasks"] or job["shed_elements"]:
-            budgets.add_row(
-                label_value(worker["address"]), names[job["job_id"]],
-                decimal(job["held_bytes"]), decimal(worker["budget_bytes"]),
-                str(job["parked_tasks"]), str(job["shed_elements"]),
-            )  # fmt: skip
-    if budgets.row_count:
-        yield budgets
+    budgets = [
+        (
+            label_value(worker["address"]), names[job["job_id"]],
+            decimal(job["held_bytes"]), decimal(worker["budget_bytes"]),
+            str(job["parked_tasks"]), str(job["shed_elements"]),
+        )
+        for worker, job in memory
+        if job["held_bytes"] or job["parked_tasks"] or job["shed_elements"]
+    ]  # fmt: skip
+    of_worker = Column("worker", overflow="fold", min_width=15)
+    of_memory = of_worker, "job", "holds", "of", "tasks parked", "elements dropped"
+    yield from _table("memory of workers", of_memory, budgets)
+    told = [(label_value(w["address"]), w["cache"]) for w in workers if w.get("cache")]
+    caches = [(at, *map(decimal, cache.values())) for at, cache in told]
+    of_caches = "worker", "holds", "of", "read of it", "fetched"
+    yield from _table("caches of workers on their disks", of_caches, caches)
 
 
 def _save_progress(save: dict[str, Any], rate: dict[str, Any]) -> tuple[str, str, str, str]:
@@ -397,12 +391,3 @@ def _save_progress(save: dict[str, Any], rate: dict[str, Any]) -> tuple[str, str
     left_s = rate.get("left_s")
     left = "" if left_s is None else duration(left_s)
     return splits, f"{save.get('elements', 0):,}", per_s, left
-
-
-def _held(
-    summary: dict[str, Any], names: dict[int, str]
-) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    for worker in summary.get("memory", []):
-        for job in worker["jobs"]:
-            if job["job_id"] in names:
-                yield worker, job

@@ -44,6 +44,9 @@ UNLIKELY = 20
 
 NO_SAVES = Wanted(0, "saves", "the saves are complete")
 
+MEMORY = "job_id", "held_bytes", "parked_tasks", "shed_elements"
+"""Of a JobLoad, what is told of a worker's memory."""
+
 MOST_REPORTS = 64
 """Of a member, within a window."""
 
@@ -119,7 +122,7 @@ class Loads:
         self._jobs: dict[int, MeasuredJob] = {}
         self.memory: dict[int, tuple[int, dict[int, pb.JobLoad]]] = {}
         """By worker: its budget in bytes, and the newest load of each of its jobs."""
-        self._hosts: dict[int, pb.HostLoad] = {}  # by worker, in the same way
+        self._told: dict[int, pb.WorkerHeartbeatRequest] = {}  # by worker, in the same way
         self.wanted: Wanted | None = None  # before the first judgement
         self._saves = WindowedMaximum(HOLDS * self._window_s)
 
@@ -148,8 +151,7 @@ class Loads:
         worker_id = worker.worker_id
         loads = {load.job_id: load for load in told.loads if load.job_id in state.jobs}
         self.memory[worker_id] = told.memory_budget, loads
-        if told.HasField("host"):
-            self._hosts[worker_id] = told.host
+        self._told[worker_id] = told
         if worker.draining:
             return  # its tasks go on elsewhere
         for job_id, job in self._jobs.items():
@@ -196,15 +198,10 @@ class Loads:
                 {
                     "address": self._state.workers[worker_id].address,
                     "budget_bytes": budget,
-                    "host": self._host(worker_id),
+                    "host": _host(self._told[worker_id]),
+                    "cache": _numbers(self._told[worker_id], "cache"),
                     "jobs": [
-                        {
-                            "job_id": i,
-                            "held_bytes": load.held_bytes,
-                            "parked_tasks": load.parked_tasks,
-                            "shed_elements": load.shed_elements,
-                        }
-                        for i, load in loads.items()
+                        {name: getattr(load, name) for name in MEMORY} for load in loads.values()
                     ],
                 }
                 for worker_id, (budget, loads) in self.memory.items()
@@ -269,16 +266,6 @@ class Loads:
             self._jobs[job_id] = MeasuredJob(judge, caused_s=time.monotonic())
         return self._jobs[job_id]
 
-    def _host(self, worker_id: int) -> dict[str, float] | None:
-        if (host := self._hosts.get(worker_id)) is None:
-            return None  # a worker of before, or not on Linux
-        return {
-            "busy": host.busy_permille / 1000,
-            "processors": host.processors,
-            "memory_bytes": host.memory_bytes,
-            "memory_used_bytes": host.memory_used_bytes,
-        }
-
     def _ready(self) -> int:
         return sum(not worker.draining for worker in self._state.workers.values())
 
@@ -286,7 +273,7 @@ class Loads:
         """A step for each job."""
         state, now_s = self._state, time.monotonic()
         self.memory = {i: of for i, of in self.memory.items() if i in state.workers}
-        self._hosts = {i: of for i, of in self._hosts.items() if i in state.workers}
+        self._told = {i: told for i, told in self._told.items() if i in state.workers}
         read = {
             state.iterations[c.iteration_id].job_id
             for i, c in state.consumers.items()
@@ -352,6 +339,18 @@ class Loads:
             held = job.judge.hold(NOBODY, now_s)
             first = Wanted(max(1, self._ready()), *(MEASURING if there else NO_WORKER))
             job.wanted = first._replace(workers=max(first.workers, held.workers))
+
+
+def _host(told: pb.WorkerHeartbeatRequest) -> dict[str, float] | None:
+    found = _numbers(told, "host")  # None: it is not on Linux
+    return None if found is None else {"busy": found.pop("busy_permille") / 1000, **found}
+
+
+def _numbers(told: pb.WorkerHeartbeatRequest, name: str) -> dict[str, int] | None:
+    """The fields of this message; None if the worker does not tell it."""
+    message = getattr(told, name)
+    there = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
+    return there if told.HasField(name) else None
 
 
 def _worker(grown: tuple[int, ...]) -> WorkerShare | None:

@@ -365,7 +365,7 @@ class LeaveIterationResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerHeartbeatRequest(_message.Message):
-    __slots__ = ("address", "uid", "tags", "transfer_servers", "version", "wait_ms", "known", "draining", "no_python", "metrics", "checked", "loads", "memory_budget", "errors", "host")
+    __slots__ = ("address", "uid", "tags", "transfer_servers", "version", "wait_ms", "known", "draining", "no_python", "metrics", "checked", "loads", "memory_budget", "errors", "host", "cache")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     TAGS_FIELD_NUMBER: _ClassVar[int]
@@ -381,6 +381,7 @@ class WorkerHeartbeatRequest(_message.Message):
     MEMORY_BUDGET_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
     address: str
     uid: int
     tags: _containers.RepeatedScalarFieldContainer[str]
@@ -396,7 +397,20 @@ class WorkerHeartbeatRequest(_message.Message):
     memory_budget: int
     errors: _containers.RepeatedCompositeFieldContainer[ReadError]
     host: HostLoad
-    def __init__(self, address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[_events_pb2.TransferServer, _Mapping]]] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., draining: bool = ..., no_python: bool = ..., metrics: _Optional[_Iterable[_Union[_metrics_pb2.TaskMetrics, _Mapping]]] = ..., checked: _Optional[_Iterable[_Union[BundleChecksums, _Mapping]]] = ..., loads: _Optional[_Iterable[_Union[JobLoad, _Mapping]]] = ..., memory_budget: _Optional[int] = ..., errors: _Optional[_Iterable[_Union[ReadError, _Mapping]]] = ..., host: _Optional[_Union[HostLoad, _Mapping]] = ...) -> None: ...
+    cache: CacheLoad
+    def __init__(self, address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[_events_pb2.TransferServer, _Mapping]]] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., draining: bool = ..., no_python: bool = ..., metrics: _Optional[_Iterable[_Union[_metrics_pb2.TaskMetrics, _Mapping]]] = ..., checked: _Optional[_Iterable[_Union[BundleChecksums, _Mapping]]] = ..., loads: _Optional[_Iterable[_Union[JobLoad, _Mapping]]] = ..., memory_budget: _Optional[int] = ..., errors: _Optional[_Iterable[_Union[ReadError, _Mapping]]] = ..., host: _Optional[_Union[HostLoad, _Mapping]] = ..., cache: _Optional[_Union[CacheLoad, _Mapping]] = ...) -> None: ...
+
+class CacheLoad(_message.Message):
+    __slots__ = ("held_bytes", "limit_bytes", "hit_bytes", "missed_bytes")
+    HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MISSED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    held_bytes: int
+    limit_bytes: int
+    hit_bytes: int
+    missed_bytes: int
+    def __init__(self, held_bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., hit_bytes: _Optional[int] = ..., missed_bytes: _Optional[int] = ...) -> None: ...
 
 class HostLoad(_message.Message):
     __slots__ = ("memory_bytes", "memory_used_bytes", "busy_permille", "processors")

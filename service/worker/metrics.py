@@ -71,6 +71,10 @@ OBJECTS = Family(
     "Bytes that the process read of files in object stores: fetched, or from --cache-directory.",
     ("source",),
 )  # fmt: skip
+CACHE = Family(
+    "forebay_worker_cache_bytes", "gauge",
+    "What --cache-directory holds, of all workers that share it; added up every 30 s.",
+)  # fmt: skip
 BUFFERED = Family(
     "forebay_worker_buffered_elements", "gauge", "Elements that no consumer was given yet."
 )
@@ -143,6 +147,7 @@ class WorkerMetrics:
         yield BUFFERED(sum(runner.output.waiting_elements for runner in runners))
         yield OBJECTS(fetched.fetched_bytes, "store")
         yield OBJECTS(fetched.cached_bytes, "cache")
+        yield CACHE(fetched.held_bytes)
         yield CONNECTIONS(self._sessions.connections - self._sessions.reconnects, "first")
         yield CONNECTIONS(self._sessions.reconnects, "again")
         yield AWAY(len(self._sessions.away()))

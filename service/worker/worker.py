@@ -24,11 +24,7 @@ from ...storage.thread_pool import ThreadPool
 from ..address_forms import parse_service
 from ..connections import tunnel
 from ..connections.admission import Admission
-from ..connections.credentials import (
-    credentials_of_server,
-    is_loopback,
-    serves_tensorflow,
-)
+from ..connections.credentials import credentials_of_server, is_loopback, serves_tensorflow
 from ..connections.data_keys import KnownKeys
 from ..connections.dispatcher_client import DispatcherClient
 from ..connections.grpc_server import advertised_address, bind, interceptors, server_options
@@ -44,6 +40,7 @@ from ..delivery import (
     TaskOutput,
 )
 from ..errors import ForebayError, Unavailable
+from ..fetched import fetched
 from ..findings import SMALL_BUDGET, is_small
 from ..http.opening import open_http_thread
 from ..memory_limit import memory_limit
@@ -153,6 +150,9 @@ class Worker:
         self.address = ""
         self._heard_s: float | None = None  # when the dispatcher last answered a heartbeat
         self._http: HttpThread | None = None
+        self._cache_watch = threading.Thread(
+            target=self._watch_cache, name="forebay-cache", daemon=True
+        )
         mark_grpc_used()
         self._admission = None if own is None else Admission(own, [tunnel.METHOD])
         self._grpc_threads = ThreadPool(GRPC_THREADS + tunnel.MAX_TUNNELS, "forebay-worker-grpc")
@@ -189,10 +189,8 @@ class Worker:
                 data_roots=options.data_root,
                 cache=(options.cache_directory, options.cache_bytes),
             )  # fmt: skip
-            if options.cache_directory:  # it may have to be smaller than before
-                from ..pipelines.files.byte_cache import ByteCache
-
-                ByteCache(options.cache_directory, options.cache_bytes).evict()
+            if options.cache_directory:
+                self._cache_watch.start()
             self._blocks.start()
             self._grpc.start()
             self._registration = pb.WorkerHeartbeatRequest(
@@ -248,6 +246,8 @@ class Worker:
         self._beats.close()
         if self._heartbeats.is_alive():
             self._heartbeats.join()
+        if self._cache_watch.is_alive():
+            self._cache_watch.join(STOP_S)
         give_up_s = time.monotonic() + STOP_S
         self.tasks.join(give_up_s)  # after the join above: the heartbeat may just have added one
         self._streams.join(give_up_s)
@@ -370,6 +370,11 @@ class Worker:
             memory_budget=self.idle.budget.max_bytes, errors=self._errors.told(),
             host=self._host.load(),
         )  # fmt: skip
+        if self._options.cache_directory:
+            request.cache.held_bytes = fetched.held_bytes
+            request.cache.limit_bytes = self._options.cache_bytes
+            request.cache.hit_bytes = fetched.cached_bytes
+            request.cache.missed_bytes = fetched.fetched_bytes
         request.MergeFrom(self._registration)
         try:
             return self._beats.call(
@@ -395,6 +400,12 @@ class Worker:
             else:
                 continue
             self._stopping.wait(self._options.heartbeat_interval_ms / 1000)
+
+    def _watch_cache(self) -> None:
+        from ..pipelines.files import byte_cache
+
+        options = self._options
+        byte_cache.watch(options.cache_directory, options.cache_bytes, self._stopping)
 
     def _reconcile(self, response: pb.WorkerHeartbeatResponse) -> None:
         """Make the running tasks and streams match the dispatcher's list."""

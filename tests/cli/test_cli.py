@@ -506,7 +506,10 @@ class TestStatus:
             job("a", iteration(1)) | {"job_id": 3}, job("b", iteration(1)) | {"job_id": 4},
             sort=sort, wanted_workers={**why, "ready": 4},
             loads=[{**load, "job_id": 3, "waits": 0.1}, {**load, "job_id": 4, "waits": 0.38}],
-            memory=[{"address": "w:1", "budget_bytes": 64_000_000, "jobs": [held]}],
+            memory=[{
+                "address": "w:1", "budget_bytes": 64_000_000, "jobs": [held],
+                "cache": {"held_bytes": 1, "limit_bytes": 2, "hit_bytes": 3, "missed_bytes": 4},
+            }],
         )  # fmt: skip
         assert "workers wanted: 7, ready: 4; because" in text
         rows = [[cell.strip() for cell in line.split("│")][1:-1] for line in text if "│" in line]
@@ -515,6 +518,7 @@ class TestStatus:
         places = [rows.index(of_jobs[number]) for number in "34"]
         assert (places[0] < places[1]) == (first == "3")
         assert ["w:1", "a", "8.0 MB", "64.0 MB", "2", "5"] in rows
+        assert ["w:1", "1 byte", "2 bytes", "3 bytes", "4 bytes"] in rows
         assert "b: because" in text
 
     def test_saves_and_for_what_they_wait(self) -> None:
@@ -657,7 +661,7 @@ class TestDatasets:
         console.print(render_datasets([known, unknown], now_s=48 * 3600))
         lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
         rows = [[cell.strip() for cell in re.split("[│┃]", line)][1:-1] for line in lines]
-        assert ["1", elements, "12,345 bytes", "2 d ago", "1 h ago", "j"] in rows
+        assert ["1", elements, "12,345 bytes", "2 d 0 h ago", "1 h 0 min ago", "j"] in rows
         assert ["2", "–", "–", "–", "now", ""] in rows
 
 

@@ -226,12 +226,18 @@ def test_since_when_and_what_is_lost_and_what_earlier_versions_tell(
     told = status(cluster, leads_s=10.0, lost_workers=[lost, back, old, repaired, came])
     told["term"] = 2
     told["memory"][0]["jobs"][0]["shed_elements"] = 5
+    cache = {"held_bytes": 0, "limit_bytes": 10, "hit_bytes": 9, "missed_bytes": 20}
+    told["memory"].append(told["memory"][0] | {"address": "w:2", "jobs": [], "cache": cache})
     of = {(one.severity, one.subject): one for one in findings(told)}
     assert [*of] == [
         ("problem", "dispatcher"), ("problem", "worker w:7"), ("slow", "job train"),
         ("note", "dispatcher"), ("note", "worker w:8"), ("note", "worker w:5"),
-        ("note", "worker w:1"),
+        ("note", "worker w:1"), ("note", "worker w:2"),
     ]  # fmt: skip
+    assert "holds 0 of 10 bytes and helps" in of["note", "worker w:2"].what
+    for less in {"hit_bytes": 21}, {"missed_bytes": 9}:  # it helps; an epoch may fit
+        told["memory"][1]["cache"] = cache | less
+        assert ("note", "worker w:2") not in {(one.severity, one.subject) for one in findings(told)}
     assert "worker w:9" in of["problem", "dispatcher"].what  # the stranger
     told["strangers"][0]["who"] = "a reader of dataset worker (token t)"
     claimed = [one.severity for one in findings(told) if "claim another journal" in one.what]

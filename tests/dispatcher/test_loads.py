@@ -94,7 +94,7 @@ def test_a_job_from_its_first_worker_to_its_last_consumer(monkeypatch: pytest.Mo
     held = {"job_id": cluster.job_id, "held_bytes": 7, "parked_tasks": 0, "shed_elements": 0}
     host = {"busy": 0.25, "processors": 0, "memory_bytes": 9, "memory_used_bytes": 0}
     assert told["memory"][1] == {
-        "address": "w:2", "budget_bytes": BUDGET, "host": host, "jobs": [held]
+        "address": "w:2", "budget_bytes": BUDGET, "host": host, "cache": None, "jobs": [held]
     }  # fmt: skip
     assert told["memory"][0]["host"] is None
 

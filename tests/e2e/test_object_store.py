@@ -12,9 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from forebay import service
+from forebay.service.processes import free_port
 
 from ..cluster import WorkerProcess
 from ..object_store import ACCESS_KEY, BUCKET, SECRET_KEY, Faults, ObjectStore, object_store
+from ..scrapes import scraped, value
+from ..standbys import status, wait_until
 from ..stock import DispatcherProcess
 
 FILES, ROWS = 6, 500
@@ -31,17 +34,18 @@ def test_an_epoch_of_a_faulty_store_is_the_same_whoever_dies(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with object_store() as store, DispatcherProcess(tmp_path / "journal") as dispatcher:
-        for name, value in store.environment.items():
-            monkeypatch.setenv(name, value)
+        for name, text in store.environment.items():
+            monkeypatch.setenv(name, text)
         _put(store, tmp_path)
         target = dispatcher.target
         dataset_id = service.register_files(target, f"s3://{BUCKET}/train/", split_records=100)
         assert store.proxy.lists == 1
         store.proxy.faults = Faults(unavailable=0.05, cut=0.03, reset=0.01)
 
-        def worker() -> WorkerProcess:
-            cache = tmp_path / "cache"
-            started = WorkerProcess(dispatcher.address, os.environ, cache_directory=cache)
+        cache = tmp_path / "cache"
+
+        def worker(**how: Any) -> WorkerProcess:
+            started = WorkerProcess(dispatcher.address, os.environ, cache_directory=cache, **how)
             return started.wait_until_registered()
 
         workers = [worker(), worker()]
@@ -58,6 +62,19 @@ def test_an_epoch_of_a_faulty_store_is_the_same_whoever_dies(
         store.proxy.forget()
         assert numbers(target, dataset_id) == whole
         assert store.proxy.gets == 0, "what one worker has fetched, another one finds"
+        held, port = sum(path.stat().st_size for path in cache.rglob("*-*")), free_port()
+        workers.append(worker(http_port=port))
+        wait_until(lambda: value(scraped(port), "forebay_worker_cache_bytes") == held > 0)
+        assert numbers(target, dataset_id) == whole
+
+        def told() -> dict[str, int]:
+            found: Any = status(dispatcher)
+            of = {one["address"]: one["cache"] for one in found["memory"]}
+            return dict(of[workers[-1].address])
+
+        wait_until(lambda: told()["hit_bytes"] > 0)
+        others = {"held_bytes": held, "limit_bytes": 64 << 30, "missed_bytes": 0}
+        assert told() | others == told()
         for one in workers:
             one.kill()
     said = "".join(capfd.readouterr())

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from google_crc32c import value as crc32c
 
+from ...fetched import fetched
 from .manifest import FileEntry
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ Fetch = Callable[[int, int], bytes]
 
 _MAX_VERIFIED = 1 << 16
 
+LOOK_S = 30.0  # how often a worker adds up what all have written
 _UNFINISHED_S = 3600.0  # a file that is being written is not this old
 
 _MANY, _SMALL_BYTES = 1000, 64 << 10
@@ -135,17 +137,18 @@ class ByteCache:
             self._unchecked_bytes = 0
             self.evict()
 
-    def evict(self) -> None:
-        """Remove what was used longest ago, as far as there is too much."""
+    def evict(self) -> int:
+        """Remove what was used longest ago, if there is too much. Returns the bytes of the rest."""
         files = sorted(files_of(self._directory))
-        size = sum(size for _, size, _ in files)
-        for _, size_of, path in files:
-            if size <= self._most_bytes:
-                return
+        held = sum(size for _, size, _ in files)
+        for _, size, path in files:
+            if held <= self._most_bytes:
+                break
             with contextlib.suppress(OSError):
                 os.unlink(path)
                 os.rmdir(os.path.dirname(path))
-            size -= size_of
+            held -= size
+        return held
 
 
 def files_of(directory: str) -> Iterator[tuple[int, int, str]]:
@@ -185,6 +188,13 @@ def use(directory: str, most_bytes: int) -> None:
     """From now on, in this process."""
     global _used
     _used = ByteCache(directory, most_bytes) if directory else None
+
+
+def watch(directory: str, most_bytes: int, stopping: threading.Event) -> None:
+    """Evict now and then, and tell what the directory holds, until `stopping` is set."""
+    while not stopping.is_set():
+        fetched.held_bytes = ByteCache(directory, most_bytes).evict()
+        stopping.wait(LOOK_S)
 
 
 def count_into(counts: memoryview) -> None:
