@@ -13,6 +13,7 @@ from typing import Any
 from .findings import (
     LATELY_S,
     SEVERITIES,
+    SMALL_BUDGET,
     Finding,
     Severity,
     Status,
@@ -190,30 +191,30 @@ class _OfJob:
                 "network", "a connection to any of its workers",
                 (
                     "let trainers reach the workers' --address and ports: `forebay status` lists "
-                    "them; with TLS, the logs of both say what it refuses"
+                    "them; with TLS, the logs of both say what it refuses. A trainer's log says if "
+                    "its target_workers or data_transfer_protocol leave it no worker"
                 ),
             ),
             (
                 "dispatcher", "the dispatcher, which does not answer",
                 "see the dispatcher's log and its storage; a standby takes over when it ends",
             ),
-            ("no_task", "a worker to get a task of it", self._how_to_get_a_task()),
+            (
+                "no_task", "a worker to get a task of it",
+                (
+                    "workers are there, so a read waits as it begins, or as workers come and go: "
+                    "see their logs if it lasts; further workers bring nothing"
+                ),
+            ),
         ):  # fmt: skip
-            if (share := self._awaits(cause)) > WAITS:
+            is_told = cause == "no_task" and self._load["wanted"]["cause"] == "no worker"
+            if (share := self._awaits(cause)) > WAITS and not is_told:
                 what = f"trainers wait {share:.0%} of the time for {what}"
                 since_s = self._load.get("stuck_s", {}).get(cause)
                 if since_s is None and share > TELLING and self._load.get("elements_per_s") == 0:
                     since_s = self._load.get("since_s")  # it stands still
                 severity: Severity = "slow" if since_s is None or since_s < FIRST_S else "problem"
                 yield Finding(severity, self._subject, what, advice, _without(share), since_s)
-
-    def _how_to_get_a_task(self) -> str:
-        if all(w["draining"] for w in self._status["workers"]):
-            return "start workers first (`forebay status --wait-workers`), or see why they ended"
-        return (
-            "workers are there, so a read waits as it begins, or as workers come and go: see their "
-            "logs if it lasts; further workers bring nothing"
-        )
 
     def _slow_workers(self) -> Iterator[Finding]:
         """Workers that make less than others while they work, if trainers wait."""
@@ -327,13 +328,6 @@ class _OfJob:
             self._demand,
         )  # fmt: skip
 
-    def _budgets(self) -> Iterator[int]:
-        """Small ones of its workers."""
-        for worker in self._status.get("memory", []):
-            runs_it = any(job["job_id"] == self._job["job_id"] for job in worker["jobs"])
-            if runs_it and is_small(worker["budget_bytes"]):
-                yield worker["budget_bytes"]
-
     def _not_the_workers(self) -> Finding:
         what = f"trainers wait {self._waits:.0%} of the time, but only {_busy(self._load)}"
         if self._is_in_order:
@@ -343,7 +337,9 @@ class _OfJob:
             if wide < self._load["workers"]:
                 advice += f": read more bundles side by side (cycle_length, now {wide})"
             return self._say("slow", what, f"{advice}; elements of like cost help", self._demand)
-        if small := min(self._budgets(), default=0):
+        workers, job_id = self._status.get("memory", []), self._job["job_id"]
+        its = [w["budget_bytes"] for w in workers if job_id in [job["job_id"] for job in w["jobs"]]]
+        if is_small(small := min(its, default=SMALL_BUDGET)):
             return self._say(
                 "slow", f"{what}: they wait for room in a --memory-budget of {small:,} bytes",
                 "give workers a larger one, or leave the option out", self._demand,

@@ -18,7 +18,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NoReturn
 
@@ -84,6 +84,7 @@ class Consumer:
         self._wait_log = WaitLog()
         self._meter = Meter()
         self._given: tuple[Client, Key, Block] | None = None  # the block the trainer has now
+        self._listed: Sequence[pb.TaskInfo] = ()
         self._leaving = threading.Event()
         self._closed = threading.Event()
         # Guards `_given` and `_closed`. Reentrant: garbage collection may call `close`.
@@ -235,7 +236,8 @@ class Consumer:
         """For what it waits: one of CAUSES (meters.py)."""
         heard = self._heartbeats
         clients = [link.client for uid, link in self.links.all() if not heard.has_ended(uid)]
-        if clients and not any(client.connected for client in clients):
+        is_barred = any(task.worker_uid not in self.links for task in self._listed)
+        if (clients or is_barred) and not any(client.connected for client in clients):
             return "network"
         if self._heartbeats.silent_s > 2 * HEARTBEAT_S:
             return "dispatcher"
@@ -335,8 +337,12 @@ class Consumer:
             self._inbox.put(partial(_fail, news))
             return
         self.mode.heard(news)
-        self._inbox.put(partial(self.mode.update, news))
+        self._inbox.put(partial(self._update, news))
         self._is_urgent.set()
+
+    def _update(self, news: News) -> None:
+        self.mode.update(news)
+        self._listed = news.tasks
 
     def _deliver(self, client: Client, key: Key, item: Block | End | EndPending) -> None:
         if isinstance(item, Block):

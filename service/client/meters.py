@@ -14,7 +14,7 @@ from ..proto import forebay_pb2 as pb
 
 CAUSES = ("workers", "network", "dispatcher", "no_task")
 """For what a consumer waits: for elements of workers to which it is connected; for a connection to
-any of its workers; for the dispatcher, which does not answer; or for a worker to get a task, also
+any that has a task; for the dispatcher, which does not answer; or for a worker to get a task, also
 once the process of the worker that had it has ended."""
 
 

@@ -92,7 +92,9 @@ class TestWaiting:
 
     def test_the_warning_names_workers_that_are_not_eligible(self) -> None:
         with consuming() as consumer:
-            consumer.mode.update(news(1, 2, worker_tags=["COLOCATED"]))
+            assert consumer._awaits() == "no_task"
+            consumer._update(news(1, 2, worker_tags=["COLOCATED"]))
+            assert consumer._awaits() == "network", "they have tasks, and it may not read them"
             assert consumer.mode.awaited() == (
                 "a worker to read from: with target_workers=AUTO, those that have tasks are not: "
                 "h:1, h:2"
