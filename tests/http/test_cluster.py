@@ -176,10 +176,15 @@ def test_a_draining_worker_works_and_is_not_ready(tmp_path: pathlib.Path) -> Non
         )
         large = tf.data.Dataset.from_tensors(tf.zeros([LARGE], tf.uint8)).repeat()
         dataset_id = service.register_dataset(dispatcher.target, large)
-        endless = service.read(dispatcher.target, dataset_id, processing_mode="parallel_epochs")
+        endless = service.read(
+            dispatcher.target,
+            dataset_id,
+            processing_mode="parallel_epochs",
+            max_outstanding_requests=1,
+        )
         with endless as elements:
             next(elements)
-            # More waits there than goes to the reader, so the worker drains until that leaves.
+            # Only one goes to the reader, so the worker drains until that leaves.
             held = "forebay_worker_buffer_bytes"
             wait_until(lambda: value(scraped(worker.http_address), held) > 6 * LARGE)
             told: Any = status(dispatcher)
