@@ -9,11 +9,8 @@ from pathlib import Path
 
 def memory_limit(root: Path = Path("/")) -> int:
     """In bytes. `root` is the directory of /proc and /sys."""
-    return min([_machine_bytes(), *_cgroup_limits(root)])
-
-
-def _machine_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    of_machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([of_machine, *_cgroup_limits(root)])
 
 
 def _cgroup_limits(root: Path) -> Iterator[int]:

@@ -183,10 +183,7 @@ class _Spec:
         if kind not in TRAINING:
             return found | {"role": Role(kind), "rank": None}
         rank = index if kind == "chief" else first + index
-        return found | {
-            "role": Role.CHIEF if rank == 0 else Role.WORKER,
-            "rank": rank,
-        }
+        return found | {"role": Role.CHIEF if rank == 0 else Role.WORKER, "rank": rank}
 
     def _read_cluster(self) -> Cluster:
         cluster: dict[str, tuple[str, ...]] = {}

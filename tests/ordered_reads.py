@@ -183,8 +183,6 @@ def interleaved(
 
     ragged = tf.ragged.constant(bundles, dtype=tf.int64)
     dataset = tf.data.Dataset.from_tensor_slices(ragged).interleave(
-        tf.data.Dataset.from_tensor_slices,
-        cycle_length=cycle_length,
-        block_length=block_length,
+        tf.data.Dataset.from_tensor_slices, cycle_length=cycle_length, block_length=block_length
     )
     return [int(number) for number in dataset]

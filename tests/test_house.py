@@ -154,11 +154,7 @@ ESCAPES = {  # (module, what it imports): why it does no harm that this is the r
         (f"service.connections.{module}", what): "no run has credentials"
         for module, what in (
             *(("admission", what) for what in ("cryptography", "hmac", "ssl")),
-            *(
-                ("data_keys", "hmac"),
-                ("credentials", "ssl"),
-                ("credentials", "cryptography"),
-            ),
+            *(("data_keys", "hmac"), ("credentials", "ssl"), ("credentials", "cryptography")),
             ("grpc_server", "grpc"),
             *(("tls_socket", what) for what in ("select", "socket", "ssl")),
         )
@@ -337,7 +333,7 @@ STARTS = {  # (who starts, a module that its layer may not import): why it may, 
     **{
         (who, "service.cli"): "as a user starts it: a command's options, log and end are its own"
         for who in ("service.servers", "chaos.cluster")
-    },
+    }
 }
 
 

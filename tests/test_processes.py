@@ -125,9 +125,7 @@ def test_a_child_is_not_told_what_was_meant_for_its_parent(
 
 
 @pytest.mark.parametrize("hidden", [False, True])
-def test_a_child_sees_neither_environment_nor_descriptors_of_a_hidden_process(
-    hidden: bool,
-) -> None:
+def test_a_child_sees_neither_environment_nor_descriptors_of_a_hidden_process(hidden: bool) -> None:
     told, tell = os.pipe()
     parent = os.fork()
     if not parent:

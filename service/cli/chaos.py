@@ -18,10 +18,7 @@ from .extras import require_tools
 if TYPE_CHECKING:
     from ...chaos.report import ChaosReport
 
-ONLY = typer.Option(
-    [],
-    help='A kind of fault, such as "kill worker"; repeatable. By default, all.',
-)
+ONLY = typer.Option([], help='A kind of fault, such as "kill worker"; repeatable. By default, all.')
 
 
 def chaos(

@@ -106,9 +106,7 @@ class Heartbeats:
 
     def _run(self) -> None:
         request = pb.ConsumerHeartbeatRequest(
-            consumer_id=self._consumer_id,
-            wait_ms=int(1000 * HEARTBEAT_S),
-            version=self._version,
+            consumer_id=self._consumer_id, wait_ms=int(1000 * HEARTBEAT_S), version=self._version
         )
         self._warn(self._joined)
         while not self._closed.is_set():

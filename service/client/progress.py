@@ -216,9 +216,7 @@ class EpochIterator(_RepeatsErrors):
     """Iterates over what `give` makes of an epoch's blocks. Threads that share it take turns."""
 
     def __init__(
-        self,
-        iterate: Callable[[Taker], Blocks],
-        give: Callable[[Blocks, Progress], Iterator[Any]],
+        self, iterate: Callable[[Taker], Blocks], give: Callable[[Blocks, Progress], Iterator[Any]]
     ) -> None:
         """`iterate` begins the epoch, as Reader.iterate does; `give` reports to the Progress."""
         super().__init__()

@@ -13,12 +13,7 @@ from ..errors import FailedPrecondition, InvalidArgument
 from ..pipelines import has_tensorflow
 from ..pipelines.definitions import fingerprint, require_bytes
 from ..pipelines.kinds.beam import beam_dataset, is_pcollection
-from ..pipelines.kinds.functions import (
-    PythonDataset,
-    definition,
-    python_dataset,
-    require_options,
-)
+from ..pipelines.kinds.functions import PythonDataset, definition, python_dataset, require_options
 from ..proto import forebay_pb2 as pb
 from .reader import PATIENCE_S
 

@@ -84,10 +84,7 @@ def handlers(serve: Serve, admission: Admission | None = None) -> grpc.GenericRp
 
 
 def _serve_tunnel(
-    chunks: Iterator[bytes],
-    context: grpc.ServicerContext,
-    serve: Serve,
-    peer: Identity | None,
+    chunks: Iterator[bytes], context: grpc.ServicerContext, serve: Serve, peer: Identity | None
 ) -> Iterator[bytes]:
     ours, served = socket.socketpair()
     with ours:

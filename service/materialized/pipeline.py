@@ -81,17 +81,13 @@ def write_shards(pipeline: beam.Pipeline, write: WriteShard, numbers: Sequence[i
         _, mark, said = str(error).rpartition(FAILED)
         last = (str(error).strip() or repr(error)).splitlines()[-1].strip()
         raise PipelineError(
-            "ABORTED",
-            f"{name} failed ({advice}): {(mark + said).strip() or last}",
+            "ABORTED", f"{name} failed ({advice}): {(mark + said).strip() or last}"
         ) from error
     finally:
         if client is not None:
             client.close()
     if state not in (PipelineState.DONE, None):
-        raise PipelineError(
-            "ABORTED",
-            f"{name} ended with {state}: its log says why ({advice})",
-        )
+        raise PipelineError("ABORTED", f"{name} ended with {state}: its log says why ({advice})")
 
 
 class WriteShard(beam.DoFn):  # type: ignore[misc]

@@ -16,13 +16,7 @@ from ..options import paths
 from ..pipelines.definitions import fingerprint, indivisible, metadata_of
 from ..proto import forebay_pb2 as pb
 from . import files
-from .layout import (
-    PLAN,
-    ComponentSpec,
-    Plan,
-    read_plan,
-    shards_in,
-)
+from .layout import PLAN, ComponentSpec, Plan, read_plan, shards_in
 from .pipeline import WriteShard, pipeline_of, write_shards
 from .records import names_of
 

@@ -22,13 +22,7 @@ from contextlib import suppress
 
 from .. import malloc, pipelines
 from ..connections.dispatcher_client import DispatcherClient
-from ..errors import (
-    FailedPrecondition,
-    ForebayError,
-    Unavailable,
-    cut_error,
-    status_of,
-)
+from ..errors import FailedPrecondition, ForebayError, Unavailable, cut_error, status_of
 from ..pipelines import Chunk, Run, SplitRange
 from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2 as tf

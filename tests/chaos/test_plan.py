@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.chaos.plan import (
-    LASTS_S,
-    PARTED,
-    PARTED_S,
-    PARTITIONS,
-    WEIGHTS,
-    host_names,
-    make_plan,
-)
+from forebay.chaos.plan import LASTS_S, PARTED, PARTED_S, PARTITIONS, WEIGHTS, host_names, make_plan
 from forebay.service.errors import InvalidArgument
 
 MEMBERS = {

@@ -153,9 +153,7 @@ def test_a_cached_read_can_begin_after_an_iteration_dropped_before_it_joined(
         list(reader.iterate(NOTHING))
 
 
-def test_an_iteration_can_be_dropped_while_it_compares_datasets(
-    dispatcher: Dispatcher,
-) -> None:
+def test_an_iteration_can_be_dropped_while_it_compares_datasets(dispatcher: Dispatcher) -> None:
     dispatcher.dataset_id = "other"
     dispatcher.away = pb.GetDatasetRequest
     drop_while_it_waits(named())

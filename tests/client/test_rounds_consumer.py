@@ -100,9 +100,7 @@ def test_a_removed_task_is_read_up_to_its_last_round(consumer: Consumer) -> None
     assert Client.all[11].held == 0
 
 
-def test_a_removed_task_leaves_the_credit_to_the_next_one_of_its_worker(
-    consumer: Consumer,
-) -> None:
+def test_a_removed_task_leaves_the_credit_to_the_next_one_of_its_worker(consumer: Consumer) -> None:
     """Its elements come in turn with the next task's, for which there would be no credit."""
     consumer._hear(says({1: 11, 2: 12}))
     consumer.handle_inbox()

@@ -24,9 +24,7 @@ from forebay.service import Credentials, DispatcherConfig, DispatchServer, Foreb
 from forebay.service.connections import credentials as module
 from forebay.service.connections import tunnel
 from forebay.service.connections.admission import Admission, Identity
-from forebay.service.connections.credentials import (
-    client_context,
-)
+from forebay.service.connections.credentials import client_context
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.connections.grpc_server import bind, connect, interceptors, metadata_of
 from forebay.service.connections.tls_socket import TlsSocket
@@ -377,10 +375,7 @@ def test_a_worker_stops_though_a_consumer_says_nothing(
 
 
 def test_another_user_reads_over_tcp_instead(
-    closing: ExitStack,
-    server: Credentials,
-    trainer: Credentials,
-    monkeypatch: pytest.MonkeyPatch,
+    closing: ExitStack, server: Credentials, trainer: Credentials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = block_server(closing, server)
     task(worker, 1, 2)
@@ -394,9 +389,7 @@ def test_another_user_reads_over_tcp_instead(
         assert both.numbers() == [1, 2]
 
 
-def test_a_unix_socket_is_not_for_other_users(
-    server: Credentials,
-) -> None:
+def test_a_unix_socket_is_not_for_other_users(server: Credentials) -> None:
     admission = Admission(server)
     assert admission.of_user(os.geteuid()) == Identity("user", (str(os.geteuid()),))
     with pytest.raises(Unauthenticated, match="read over TCP, with credentials"):

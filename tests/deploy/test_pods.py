@@ -108,10 +108,7 @@ def test_pods_serve_and_fail_over(
         files = {"/run/trainer": pods.secret("forebay-trainer")}
         trainer = images.container(
             "any-worker",
-            {
-                "FOREBAY_TLS_CA": "/run/trainer/ca.crt",
-                "FOREBAY_TOKEN_FILE": "/run/trainer/token",
-            },
+            {"FOREBAY_TLS_CA": "/run/trainer/ca.crt", "FOREBAY_TOKEN_FILE": "/run/trainer/token"},
             writable={"/tmp": tmp_path / f"{leader}-tmp"},
             readable={**DEVELOPMENT, **files},
             hosts=pods.hosts(),
@@ -162,11 +159,7 @@ def healthy(images: Images, env: dict[str, str], folder: pathlib.Path) -> int:
 def test_the_health_check(
     images: Images, secrets: tuple[Object, ...], tmp_path: pathlib.Path, tls: bool
 ) -> None:
-    env = {
-        "FOREBAY_HOST": "127.0.0.1",
-        "FOREBAY_PORT": "0",
-        "FOREBAY_HTTP_PORT": str(free_port()),
-    }
+    env = {"FOREBAY_HOST": "127.0.0.1", "FOREBAY_PORT": "0", "FOREBAY_HTTP_PORT": str(free_port())}
     folder = tmp_path / "tmp"
     folder.mkdir(mode=0o777)
     folder.chmod(0o777)

@@ -81,10 +81,7 @@ def test_workers_and_the_dispatcher_know_custom_ops(
 ) -> None:
     plus_thousand = tf.load_op_library(str(library)).forebay_plus_thousand
     how = {"load_op_library": library}
-    with (
-        DispatcherProcess(tmp_path, **how) as dispatcher,
-        WorkerProcess(dispatcher.address, **how),
-    ):
+    with DispatcherProcess(tmp_path, **how) as dispatcher, WorkerProcess(dispatcher.address, **how):
         # How many splits this has, the dispatcher finds out for stock clients.
         dataset = tf.data.Dataset.range(plus_thousand(tf.constant(5, tf.int64))).map(plus_thousand)
         for client in (stock, service):

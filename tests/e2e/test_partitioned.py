@@ -25,11 +25,7 @@ from .test_across_hosts import ISOLATED, ROOT, THERE, require_namespaces
 
 PORT = 6000
 LEADER, STANDBY, REDIS = "leader", "standby", "redis"
-CUTS = (
-    ((LEADER,), (STANDBY,)),
-    ((LEADER,), (REDIS,)),
-    ((LEADER,), (STANDBY, REDIS)),
-)
+CUTS = (((LEADER,), (STANDBY,)), ((LEADER,), (REDIS,)), ((LEADER,), (STANDBY, REDIS)))
 
 
 def test_a_partition_does_not_make_a_leader_dead_and_kill_9_does(tmp_path: pathlib.Path) -> None:

@@ -349,11 +349,7 @@ def test_with_lengths_an_ordered_read_begins_without_counting(
         yield from range(100 * split, 101 * split)
 
     dataset_id = service.register_dataset(
-        dispatcher.target,
-        noted,
-        splits=range(100),
-        lengths=range(100),
-        element_spec="int64",
+        dispatcher.target, noted, splits=range(100), lengths=range(100), element_spec="int64"
     )
     order: dict[str, Any] = {"ordered": True, "shuffle": False, "cycle_length": 1}
     behind = sum(range(98)) + 5

@@ -34,10 +34,7 @@ def numbers(dataset: Any) -> list[int]:
 
 def test_an_epoch_goes_on_while_a_worker_comes(tmp_path: pathlib.Path) -> None:
     """It is no longer over because a worker has sent all of a short one."""
-    with (
-        DispatcherProcess(tmp_path / "journal") as dispatcher,
-        WorkerProcess(dispatcher.address),
-    ):
+    with DispatcherProcess(tmp_path / "journal") as dispatcher, WorkerProcess(dispatcher.address):
         distribute = service.distribute(OFF, dispatcher.target)
         elements = iter(tf.data.Dataset.range(200).apply(distribute))
         got = [int(next(elements)) for _ in range(100)]

@@ -213,10 +213,7 @@ def test_tf_distribute_with_parameter_servers(block: str, names: dict[str, Any])
     assert said[1:] == [str(TWICE)], done.stderr
 
 
-@examples(
-    ("module", "expensive_computation"),
-    ("CrossTrainerCache", "cross_trainer_cache="),
-)
+@examples(("module", "expensive_computation"), ("CrossTrainerCache", "cross_trainer_cache="))
 def test_concurrent_trainers(block: str, names: dict[str, Any]) -> None:
     """Each trainer reads all; equal random elements show that they were computed once."""
     numbers = slow(tf.data.Dataset.range(8).repeat(), 0.001)  # or a worker computes for seconds
@@ -253,9 +250,7 @@ def test_coordinated_reads_of_sequences_by_their_lengths(names: dict[str, Any]) 
         drop_remainder=True,
     )
     rounds = batches.group_by_window(
-        lambda batch: bucket(tf.shape(batch)[1]),
-        lambda _, window: window,
-        window_size=CONSUMERS,
+        lambda batch: bucket(tf.shape(batch)[1]), lambda _, window: window, window_size=CONSUMERS
     ).repeat()
     address = names["FLAGS"].tf_data_service_address
     consumers = [

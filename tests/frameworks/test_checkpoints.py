@@ -60,11 +60,7 @@ def _jax(directory: pathlib.Path) -> dict[str, str]:
 @pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
 @pytest.mark.timeout(240)
 def test_keras_has_the_losses_of_a_training_that_was_not_killed(
-    backend: str,
-    target: str,
-    digits: str,
-    tmp_path: pathlib.Path,
-    request: pytest.FixtureRequest,
+    backend: str, target: str, digits: str, tmp_path: pathlib.Path, request: pytest.FixtureRequest
 ) -> None:
     """With BackupAndRestore, killed four times, also in the midst of a save; and with
     ModelCheckpoint, from an older checkpoint on two workers and not one."""

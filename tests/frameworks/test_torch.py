@@ -201,10 +201,7 @@ def test_shapes_that_differ(frameworks: pathlib.Path, target: str) -> None:
         for i in (1, 2, 3)
     ]
     rows = [
-        {
-            "values": ["torch.int64", [*range(i + 1)]],
-            "row_splits": ["torch.int64", [0, i, i + 1]],
-        }
+        {"values": ["torch.int64", [*range(i + 1)]], "row_splits": ["torch.int64", [0, i, i + 1]]}
         for i in (1, 2, 3)
     ]
     tokens = [["torch.int64", [*range(i)]] for i in (1, 2, 3)]

@@ -205,9 +205,7 @@ def test_a_failed_append_fails_everything_after_it(error: Exception) -> None:
         failures: list[StorageError] = []
         storage, executor = Batches(), StepExecutor()
         journal = storage.journal(
-            append_executor=executor,
-            snapshot_executor=InlineExecutor(),
-            on_failure=failures.append,
+            append_executor=executor, snapshot_executor=InlineExecutor(), on_failure=failures.append
         )
         journal.append(events(1, 2))
         early = asyncio.create_task(journal.wait_durable(2))

@@ -210,10 +210,7 @@ ON_ERROR: tuple[dict[str, Any], ...] = ({}, {"on_error": "skip"})
     ],
 )
 def test_a_dataset_that_cannot_be_run_in_parts_is_refused(
-    dispatcher: DispatcherProcess,
-    tmp_path: pathlib.Path,
-    dataset: Callable[[], Any],
-    wanted: str,
+    dispatcher: DispatcherProcess, tmp_path: pathlib.Path, dataset: Callable[[], Any], wanted: str
 ) -> None:
     dataset_id = service.register_dataset(dispatcher.target, dataset())
     with pytest.raises(Unimplemented, match=wanted):

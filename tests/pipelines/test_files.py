@@ -690,9 +690,7 @@ def _ndarray(values: Any) -> bytes:
 
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_arrays_of_another_dtype_or_rank_are_never_cast(
-    register: Register,
-    tmp_path: pathlib.Path,
-    shuffled: bool,
+    register: Register, tmp_path: pathlib.Path, shuffled: bool
 ) -> None:
     ints = [[_ndarray(np.array([1, 2], np.int32))]] * 2
     for others in (np.array([1.5, 1.75], np.float32), np.array([[1, 2]], np.int32)):

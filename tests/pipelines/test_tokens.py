@@ -15,13 +15,7 @@ from forebay.service.pipelines.files.manifest import decode, difference
 from forebay.service.proto.python_pb2 import PythonDataset
 from forebay.storage.errors import Corrupt
 
-from ..record_files import (
-    MEGATRON_DTYPES,
-    Register,
-    all_records,
-    records,
-    write_megatron,
-)
+from ..record_files import MEGATRON_DTYPES, Register, all_records, records, write_megatron
 
 
 @pytest.mark.parametrize("dtype", MEGATRON_DTYPES)

@@ -92,11 +92,7 @@ class Run:
         self.shared = this.shared = None if shared is None else SharedFiles(this, shared)
         self.workers = [
             WorkerNode(
-                this,
-                f"worker-{i}",
-                host,
-                self._worker_options(host, service),
-                scenario.pipeline,
+                this, f"worker-{i}", host, self._worker_options(host, service), scenario.pipeline
             )
             for i, host in enumerate(self._worker_hosts)
         ]

@@ -14,15 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.storage import (
-    Corrupt,
-    Fenced,
-    FileStorage,
-    Locked,
-    StorageUnusable,
-    Writer,
-    blob_name,
-)
+from forebay.storage import Corrupt, Fenced, FileStorage, Locked, StorageUnusable, Writer, blob_name
 
 from .stops import Stop, at_each_call, stopped
 

@@ -45,9 +45,7 @@ def opened(target: str, dataset: tf.data.Dataset, processes: int, **how: Any) ->
     return open_job(target, dataset_id, processes, **DEFAULTS | how)
 
 
-def test_processes_in_lockstep_prefetch_a_bounded_number_of_elements(
-    target: str,
-) -> None:
+def test_processes_in_lockstep_prefetch_a_bounded_number_of_elements(target: str) -> None:
     ends, endless = tf.data.Dataset.range(10), tf.data.Dataset.range(10).repeat()
     assert opened(target, ends, 2).in_step(4).options.max_elements == IN_STEP_ELEMENTS
     assert opened(target, ends, 2).in_step(40).options.max_elements == 80

@@ -173,9 +173,7 @@ def test_a_stopped_worker_releases_its_traced_functions(monkeypatch: pytest.Monk
     assert forgotten == [True]
 
 
-def test_a_worker_that_drains_says_so_before_anything_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_worker_that_drains_says_so_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[Any] = []
 
     def call(client: DispatcherClient, request: Any, response: Any, **_: Any) -> Any:

@@ -53,12 +53,7 @@ class ArrowColumn:
     """A leaf of a field of a file, or of its directory's name, as it is read."""
 
     def __init__(
-        self,
-        path: str,
-        field: Any,
-        keys: Keys,
-        steps: Sequence[str | Dimensions],
-        options: Options,
+        self, path: str, field: Any, keys: Keys, steps: Sequence[str | Dimensions], options: Options
     ) -> None:
         """`field` is Arrow's, of the leaf. `steps` lead to it: fields of structs, and lists."""
         self._path, self._field, self.keys, self._steps = path, field, keys, steps

@@ -24,19 +24,7 @@ from ...blocks import Block
 from ...errors import InvalidArgument
 from . import record_index
 from .byte_sources import ByteSource
-from .formats import (
-    TEXT,
-    WRONG,
-    Damaged,
-    Facts,
-    Format,
-    Ints,
-    Options,
-    dict_of,
-    few,
-    pieces,
-    texts,
-)
+from .formats import TEXT, WRONG, Damaged, Facts, Format, Ints, Options, dict_of, few, pieces, texts
 from .streams import UnpackedFile, Walk, unpacked
 
 KEY = "__key__"
@@ -275,10 +263,7 @@ class _Grouping(Walk):
         self._begin()
         path, end = self._path, 0
         try:
-            with (
-                source.file() as file,
-                _Archive.open(fileobj=file, mode="r:") as tar,
-            ):
+            with source.file() as file, _Archive.open(fileobj=file, mode="r:") as tar:
                 for member in _members(tar):
                     if member.issparse():
                         raise InvalidArgument(

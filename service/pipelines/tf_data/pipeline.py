@@ -114,10 +114,7 @@ class TfDataPipeline:
         return _Bundles(drivers, release)
 
     def _trace(
-        self,
-        kind: Callable[..., T],
-        graph: TracedGraph | BundleGraph,
-        block_bytes: int,
+        self, kind: Callable[..., T], graph: TracedGraph | BundleGraph, block_bytes: int
     ) -> T:
         try:
             return kind(graph, *self._layout, block_bytes)
