@@ -114,9 +114,7 @@ def rewrite(store: ObjectStore, url: str, data: bytes) -> None:
 
 
 def test_a_delta_table_in_a_store(
-    store: ObjectStore,
-    register: Register,
-    tmp_path: pathlib.Path,
+    store: ObjectStore, register: Register, tmp_path: pathlib.Path
 ) -> None:
     for begin in (0, 20):
         table = pa.table({"n": range(begin, begin + 20), "kind": [f"{begin} %"] * 20})
@@ -492,10 +490,7 @@ def test_a_cache_keeps_to_its_size(
 
 
 def test_a_cache_that_cannot_be_written(
-    store: ObjectStore,
-    register: Register,
-    tmp_path: pathlib.Path,
-    caplog: pytest.LogCaptureFixture,
+    store: ObjectStore, register: Register, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "files").mkdir()
     request = register(parquet(store, tmp_path / "files", "unwritable"))
@@ -580,10 +575,7 @@ def test_patterns_of_objects_are_those_of_glob(
 
 
 def test_objects_that_cannot_be_asked_for_are_left_out(
-    store: ObjectStore,
-    register: Register,
-    tmp_path: pathlib.Path,
-    caplog: pytest.LogCaptureFixture,
+    store: ObjectStore, register: Register, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = parquet(store, tmp_path, "odd", files=2)
     for name in ("/0.parquet", "../0.parquet", "./a", "b//", "x\ty.parquet"):
