@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from forebay import service
+from forebay.service.pipelines.kinds import file_inspector
 from forebay.service.processes import free_port
 
 from ..cluster import WorkerProcess
@@ -36,6 +37,7 @@ def test_an_epoch_of_a_faulty_store_is_the_same_whoever_dies(
     with object_store() as store, DispatcherProcess(tmp_path / "journal") as dispatcher:
         for name, text in store.environment.items():
             monkeypatch.setenv(name, text)
+        file_inspector._fork_server.close()  # its children have the environment of its start
         _put(store, tmp_path)
         target = dispatcher.target
         dataset_id = service.register_files(target, f"s3://{BUCKET}/train/", split_records=100)
