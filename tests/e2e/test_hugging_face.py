@@ -84,7 +84,7 @@ def test_the_commit_of_the_registration_is_what_is_read(
     with WorkerProcess(dispatcher.address, environment(hub, "")):
         assert numbers(dispatcher.target, dataset_id) == [*range(500)]
         asked = [one for one in hub.asked if "/numbers/" in one]
-        assert len([one for one in asked if f"/resolve/{sha}/data/" in one]) >= 5
+        assert len({one.split()[0] for one in asked if f"/resolve/{sha}/data/" in one}) == 2
         assert all(sha in one for one in asked)
         newer = registered(hub, dispatcher, f"{url}@main/data/")
         assert numbers(dispatcher.target, newer) == [*range(7)]
@@ -105,7 +105,7 @@ def test_a_private_repository_needs_a_token_that_nobody_sees(
         dataset_id = registered(hub, dispatcher, url, TOKEN)
         with (
             WorkerProcess(dispatcher.address, environment(hub, "")),
-            pytest.raises(PipelineError, match="set HF_TOKEN where this process runs") as error,
+            pytest.raises(PipelineError, match="set HF_TOKEN where this runs") as error,
         ):
             numbers(dispatcher.target, dataset_id)
         with WorkerProcess(dispatcher.address, environment(hub, TOKEN)):
