@@ -26,6 +26,7 @@ from pyiceberg.catalog.memory import InMemoryCatalog
 
 from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound
 from forebay.service.order import permuted_many
+from forebay.service.pipelines import PythonRules, bundles_at_once
 from forebay.service.pipelines.files import byte_cache, byte_sources, open_files, stores
 from forebay.service.pipelines.files.known_formats import FORMATS as KNOWN
 from forebay.service.pipelines.files.manifest import decode
@@ -50,6 +51,7 @@ from ..record_files import (
     write_megatron,
     written,
 )
+from .test_files import definition_of
 
 COUNTS = (23, 0, 5, 40)
 
@@ -92,13 +94,9 @@ def parquet(store: ObjectStore, path: pathlib.Path, prefix: str, files: int = 3)
 
 
 def numbers(request: pb.RegisterDatasetRequest) -> list[int]:
-    found: list[int] = []
-    files = opened(request)
-    for split in files.splits:
-        for block in files.blocks(split):
-            found += map(int, block.components[0].elements())
-    files.close()
-    return found
+    with contextlib.closing(opened(request)) as files:
+        blocks = (block for split in files.splits for block in files.blocks(split))
+        return [int(one) for block in blocks for one in block.components[0].elements()]
 
 
 def public(store: ObjectStore, prefix: str) -> dict[str, Any]:
@@ -316,12 +314,15 @@ def test_many_small_objects_cost_few_requests_many_at_a_time(
     assert store.proxy.most_at_once > 16
     for one in (request, register(url, split_records=120, shuffle_records=True)):
         store.proxy.forget()
+        stores._opened.cache_clear()
         assert sorted(numbers(one)) == [*range(120)]
+        assert stores._opened.cache_info().misses == 1, "many threads ask, and one opens it"
         assert (store.proxy.gets, store.proxy.sent_bytes) == (60, size)
         assert store.proxy.most_at_once > 8
     files = opened(request)
     [*files.blocks(0)]
     assert len(files._ranges.files._open) == 5
+    assert bundles_at_once(definition_of(request), request.python, PythonRules(processes=2)) == 6
 
 
 def test_a_compressed_object_is_fetched_once(
