@@ -17,7 +17,7 @@ from forebay.service.core.encoding import SCHEMA, decode_state, encode_state
 from forebay.service.core.machine import TOPICS
 from forebay.service.core.state import State
 from forebay.service.dispatcher.recovery import recover
-from forebay.storage import Corrupt, MemoryStorage
+from forebay.storage import Corrupt, MemoryStorage, Writer
 
 from .make_fold import FOLDS, LIVES, Cluster
 from .make_golden import GOLDEN, described, filled
@@ -115,12 +115,17 @@ def test_bytes_that_are_no_state(data: bytes) -> None:
         decode_state(data)
 
 
-def test_a_snapshot_under_another_number_is_passed_over() -> None:
+def five_events() -> tuple[MemoryStorage, Writer]:
     storage = MemoryStorage()
     writer = storage.open_writer("the test")
     for number in range(1, 6):
         leader = ev.LeaderElected(term=number, journal_id="j")
         writer.append([encode(ev.Event(time_ms=number, leader_elected=leader))])
+    return storage, writer
+
+
+def test_a_snapshot_under_another_number_is_passed_over() -> None:
+    storage, writer = five_events()
     expected, _ = recover(storage)
     state = encode_state(recover(storage, 2)[0])
     writer.write_snapshot(4, encode_snapshot(state, 4))
@@ -131,11 +136,7 @@ def test_a_snapshot_under_another_number_is_passed_over() -> None:
 
 @pytest.mark.parametrize("trimmed", [False, True])
 def test_a_dispatcher_begins_with_the_events_instead(trimmed: bool) -> None:
-    storage = MemoryStorage()
-    writer = storage.open_writer("the test")
-    for number in range(1, 6):
-        leader = ev.LeaderElected(term=number, journal_id="j")
-        writer.append([encode(ev.Event(time_ms=number, leader_elected=leader))])
+    storage, writer = five_events()
     expected, _ = recover(storage)
     data = renamed(encode_state(recover(storage, 4)[0]), "next_id", "other_id")
     writer.write_snapshot(4, encode_snapshot(data, 4))

@@ -210,15 +210,20 @@ def test_a_task_that_was_opened_before_its_feed_leases_at_once() -> None:
     feed.close()
 
 
+class Silent(Dispatcher):
+    """Answers when it is told to."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.called, self.answers = threading.Event(), threading.Event()
+
+    def call(self, *arguments: Any, **options: Any) -> pb.LeaseSplitsResponse:
+        self.called.set()
+        assert self.answers.wait(60)
+        return super().call(*arguments, **options)
+
+
 def test_a_drain_does_not_wait_for_what_an_unread_task_has_asked() -> None:
-    asked, answers = threading.Event(), threading.Event()
-
-    class Silent(Dispatcher):
-        def call(self, *arguments: Any, **options: Any) -> pb.LeaseSplitsResponse:
-            asked.set()
-            assert answers.wait(60)
-            return super().call(*arguments, **options)
-
     dispatcher = Silent(1)
     feed = LeaseFeed(
         cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1)], Observer(),
@@ -226,11 +231,11 @@ def test_a_drain_does_not_wait_for_what_an_unread_task_has_asked() -> None:
     )  # fmt: skip
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(feed.next_range, 0, 0, False)
-        assert asked.wait(60)
+        assert dispatcher.called.wait(60)
         assert feed._leases[0]._lock.acquire(timeout=0.1), "it has to be had to hand back"
         feed._leases[0]._lock.release()
         feed.drain(time.monotonic() + 60)
-        answers.set()
+        dispatcher.answers.set()
         assert waiting.result(60) is None
     assert not dispatcher.wanted
     feed.close()
@@ -238,21 +243,13 @@ def test_a_drain_does_not_wait_for_what_an_unread_task_has_asked() -> None:
 
 def test_closing_without_waiting_leaves_a_silent_dispatcher_to_others() -> None:
     """A worker cancels its tasks one after the other."""
-    asked, answers = threading.Event(), threading.Event()
-
-    class Silent(Dispatcher):
-        def call(self, *arguments: Any, **options: Any) -> pb.LeaseSplitsResponse:
-            asked.set()
-            assert answers.wait(60)
-            return super().call(*arguments, **options)
-
-    dispatcher = cast(DispatcherClient, Silent())
-    feed = LeaseFeed(dispatcher, 1, [ev.SplitSource(count=10)], Observer())
+    dispatcher = Silent()
+    feed = LeaseFeed(cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=10)], Observer())
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(feed.next_range, 0, 0, False)
-        assert asked.wait(60)
+        assert dispatcher.called.wait(60)
         feed.close(wait=False)
         assert not waiting.done()
-        answers.set()
+        dispatcher.answers.set()
         assert isinstance(waiting.exception(60), Unavailable)
     feed.close()
