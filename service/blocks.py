@@ -73,6 +73,29 @@ class Strings:
         return map(io.BytesIO(self.data.data).read, self.lengths.ravel().tolist())
 
 
+class Texts(Strings):
+    """Byte strings that are joined once somebody asks for that."""
+
+    each: list[bytes]
+
+    def __init__(self, each: list[bytes]) -> None:
+        object.__setattr__(self, "each", each)
+
+    @functools.cached_property
+    def lengths(self) -> Array:
+        return np.fromiter(map(len, self.each), np.int64, len(self.each))
+
+    @functools.cached_property
+    def data(self) -> Array:
+        return np.frombuffer(b"".join(self.each), np.uint8)
+
+    def _each(self) -> Iterator[bytes]:
+        return iter(self.each)
+
+    def __reduce__(self) -> tuple[type[Strings], tuple[Array, Array]]:
+        return Strings, (self.lengths, self.data)
+
+
 @dataclass(frozen=True, slots=True)
 class Component:
     """One component of all elements of a block."""
@@ -154,24 +177,56 @@ class Rows(Component):
 
 
 class Picked(Component):
-    """Elements of another component, by ascending indexes. They are copied once somebody asks for
-    them: what chooses them holds a lock. Until then it keeps all of the other component."""
+    """Elements of other components, by ascending indexes. They are copied once somebody asks for
+    them: what chooses them holds a lock. Until then it keeps all of the other components. Two
+    threads may copy them at a time."""
 
-    state: Component | tuple[Component, Any]  # a copy; or of what, and a slice or indexes
+    state: Component | list[_Part]  # a copy; or of what, and a slice or indexes, and how many
 
-    def __init__(self, component: Component, chosen: slice | Array, count: int) -> None:
-        nbytes = _chosen_bytes(component.values, component.shapes, chosen, count)
-        object.__setattr__(self, "state", (component, chosen))
+    def __init__(self, parts: list[_Part]) -> None:
+        """Several parts must have `rows` of one dtype and shape."""
+        nbytes = sum(_chosen_bytes(c.values, c.shapes, *chosen) for c, *chosen in parts)
+        object.__setattr__(self, "state", parts)
+        object.__setattr__(self, "_count", sum(count for *_, count in parts))
         object.__setattr__(self, "_nbytes", nbytes)
-        object.__setattr__(self, "_rank", component.rank)
+        object.__setattr__(self, "_rank", parts[0][0].rank)
 
     def copied(self) -> Component:
-        """The elements in memory of their own. Two threads may copy them at a time."""
+        """The elements in memory of their own."""
         state = self.state
-        if isinstance(state, tuple):
-            state = _picked(*state)
-            object.__setattr__(self, "state", state)
-        return state
+        if isinstance(state, Component):
+            return state
+        if len(state) == 1:
+            copy = _picked(*state[0][:2])
+            object.__setattr__(self, "state", copy)
+            return copy
+        return self.copy_to(np.empty(self.nbytes, np.uint8))
+
+    @property
+    def rows(self) -> Array | None:
+        """An array with such rows; None if they are strings, or of several shapes."""
+        return rows_of(self.state if isinstance(self.state, Component) else self.state[0][0])
+
+    def copy_to(self, memory: Array) -> Component:
+        """Copy them there, if they are rows: these `nbytes` bytes are their memory from now on."""
+        state = self.state
+        parts = [(state, slice(None), -1)] if isinstance(state, Component) else state
+        rows = rows_of(parts[0][0])
+        assert rows is not None
+        copy = memory.view(rows.dtype).reshape(self.__dict__["_count"], *rows.shape[1:])
+        start = 0
+        for component, chosen, count in parts:
+            place = copy[start:] if count < 0 else copy[start : start + count]
+            array = component.values
+            assert isinstance(array, np.ndarray)
+            if isinstance(chosen, slice):
+                np.copyto(place, array[chosen])
+            else:
+                array.take(chosen, axis=0, out=place, mode="clip")  # other modes copy twice
+            start += count
+        copied = Component(copy)
+        object.__setattr__(self, "state", copied)
+        return copied
 
     @property
     def values(self) -> Array | Strings:
@@ -197,6 +252,9 @@ class Picked(Component):
 
     def __reduce__(self) -> tuple[type[Component], tuple[Any, ...]]:
         return Component, (self.values, self.shapes)
+
+
+_Part = tuple[Component, Any, int]
 
 
 class Encodings:
@@ -299,78 +357,65 @@ def picked(block: Block, indexes: range | Array) -> Block:
     A range without gaps gives views. Others are copied once they are needed, so that they don't
     keep the elements between in memory: see `Picked`. `index` is the first element's.
     """
-    first, count = int(indexes[0]), len(indexes)
-    chosen: Any = indexes
-    if isinstance(indexes, range):
-        if indexes.step == 1 or count == 1:
-            return part(block, first, count)
-        chosen = slice(indexes.start, indexes.stop, indexes.step)
-    components = tuple(Picked(component, chosen, count) for component in block.components)
-    return Block(count, components, block.bundle, block.index + first)
+    if isinstance(indexes, range) and (indexes.step == 1 or len(indexes) == 1):
+        return part(block, indexes[0], len(indexes))
+    return gathered([(block, indexes)])
 
 
-def copy_picked(block: Block) -> None:
-    """Copy what of its elements `picked` has chosen only. Call it without a lock."""
-    for component in block.components:
-        if isinstance(component, Picked):
-            component.copied()
+def gathered(parts: Sequence[tuple[Block, range | Array]]) -> Block:
+    """A block of the elements at these ascending indexes of each block, copied once they are
+    needed. If there are several blocks, they must be `alike`."""
+    chosen = [slice(at.start, at.stop, at.step) if isinstance(at, range) else at for _, at in parts]
+    counts = [len(at) for _, at in parts]
+    columns = zip(*(block.components for block, _ in parts), strict=True)
+    components = tuple(Picked([*zip(c, chosen, counts, strict=True)]) for c in columns)
+    block, at = parts[0]
+    return Block(sum(counts), components, block.bundle, block.index + int(at[0]))
 
 
-def _chosen_bytes(
-    values: Array | Strings, shapes: Array | None, chosen: slice | Array, count: int
-) -> int:
+def alike(one: Block, other: Block) -> bool:
+    """Whether all components of both are rows of the same dtypes and shapes."""
+    for a, b in zip(one.components, other.components, strict=True):
+        rows, others = rows_of(a), rows_of(b)
+        if rows is None or others is None or rows.dtype != others.dtype:
+            return False
+        if rows.shape[1:] != others.shape[1:]:
+            return False
+    return True
+
+
+def rows_of(component: Component) -> Array | None:
+    """The component's values if they are numbers, a row an element."""
+    values = component.values
+    if isinstance(values, Strings) or component.shapes is not None or not values.dtype.isnative:
+        return None
+    return values
+
+
+def _chosen_bytes(values: Array | Strings, shapes: Array | None, chosen: Any, count: int) -> int:
     """What a copy of the chosen elements will have."""
     if shapes is None and not isinstance(values, Strings):
-        return values.nbytes // len(values) * count
+        return int(count * values.itemsize * math.prod(values.shape[1:]))
     if shapes is None:
         assert isinstance(values, Strings)
-        lengths = values.lengths[chosen]
+        lengths: Array = values.lengths[chosen]
         return lengths.nbytes + int(lengths.sum())
     sizes = np.prod(shapes, axis=1, dtype=np.int64)
     chosen_values = int(sizes[chosen].sum())
     size = count * shapes.shape[1] * shapes.itemsize if count > 1 else 0
     if not isinstance(values, Strings):
         return size + chosen_values * values.itemsize
-    lengths = values.lengths
-    return size + chosen_values * lengths.itemsize + int(lengths[_mask(sizes, chosen)].sum())
+    lengths = _cut_out(values.lengths, sizes, np.arange(len(sizes))[chosen])
+    return size + lengths.nbytes + int(lengths.sum())
 
 
 def _picked(component: Component, chosen: Any) -> Component:
     values, shapes = component.values, component.shapes
-    if shapes is None:
-        return Component(_rows(values, chosen))
-    sizes = np.prod(shapes, axis=1, dtype=np.int64)
-    return _varying(_runs(values, sizes, chosen), _copied(shapes, chosen))
-
-
-def _rows(values: Array | Strings, chosen: Any) -> Array | Strings:
-    """The chosen elements, each of which is a row of `values`."""
-    if not isinstance(values, Strings):
-        return _copied(values, chosen)
-    sizes = values.lengths.reshape(len(values), -1).sum(axis=1)
-    data = values.data[_mask(sizes, chosen)]
-    return Strings(_copied(values.lengths, chosen), data)
-
-
-def _copied(values: Array, chosen: Any) -> Array:
-    """These rows, in memory of their own."""
-    rows: Array = values[chosen]  # of a slice it is a view, of indexes a copy
-    return rows.copy() if isinstance(chosen, slice) else rows
-
-
-def _runs(values: Array | Strings, sizes: Array, chosen: Any) -> Array | Strings:
-    """The values of the chosen elements, which have `sizes` values each."""
-    mask = _mask(sizes, chosen)
-    if not isinstance(values, Strings):
-        return values[mask]
-    return Strings(values.lengths[mask], values.data[np.repeat(mask, values.lengths)])
-
-
-def _mask(sizes: Array, chosen: Any) -> npt.NDArray[np.bool_]:
-    """A mask of the values that belong to the chosen elements."""
-    elements = np.zeros(len(sizes), np.bool_)
-    elements[chosen] = True
-    return np.repeat(elements, sizes)
+    if shapes is None and not isinstance(values, Strings):
+        rows: Array = values[chosen]  # of a slice it is a view, of indexes a copy
+        return Component(rows.copy() if isinstance(chosen, slice) else rows)
+    found = _in_order(component, np.arange(len(values if shapes is None else shapes))[chosen])
+    return found if found.shapes is None else _varying(found.values, found.shapes)
 
 
 def joined(blocks: Sequence[Block]) -> Block:
@@ -427,17 +472,17 @@ def _merged(
         numbers = chain(*(at.tolist() for at in places))
         rows = zip(numbers, chain(*(part.elements() for part in parts)), strict=True)
         return Rows([row for _, row in sorted(rows, key=itemgetter(0))])
-    shapes = {array.shape[1:] for array in arrays}
-    if len(shapes) == 1 and all(part.shapes is None for part in parts):
-        found: Array | None = None
-        for array, at in zip(values, places, strict=True):
-            if isinstance(array, Strings):
-                break
-            if found is None:
-                found = np.empty((count, *array.shape[1:]), array.dtype)
-            found[_as_slice(at)] = array
-        if found is not None:
+    if all(part.shapes is None for part in parts):
+        if len({array.shape[1:] for array in arrays}) == 1:
+            found = np.empty((count, *arrays[0].shape[1:]), arrays[0].dtype)
+            for array, at in zip(arrays, places, strict=True):
+                found[_as_slice(at)] = array
             return Component(found)
+        if not arrays and parts[0].rank == 0:
+            texts = np.empty(count, object)
+            for part, at in zip(parts, places, strict=True):
+                texts[_as_slice(at)] = [*part.elements()]
+            return Component(Texts(texts.tolist()))
     return _in_order(_joined(parts), np.argsort(np.concatenate(places), kind="stable"))
 
 

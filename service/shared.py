@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .block_limits import padding
-from .blocks import PassableMemory
+from .blocks import PassableMemory, Picked
 from .errors import ProtocolError
 from .platforms import at_fork
 
@@ -43,9 +43,15 @@ _log = logging.getLogger(__name__)
 
 SHARED_BYTES = 256 << 10  # smaller payloads go over the socket as fast
 MAX_SLABS = 32  # each holds a descriptor, on both sides
-POOL_BYTES = 48 << 20  # of slabs for one consumer; LEAST_SLABS are allowed however large
+POOL_BYTES = 64 << 20
+"""Of slabs for one consumer: twice its credit for a worker, as it also keeps what it was given.
+LEAST_SLABS are allowed however large."""
+
 LEAST_SLABS = 3
-MAPPED_BYTES = 4 * POOL_BYTES
+MOST_TIMES = 4
+"""A payload gets a free slab of more than so many times its size only if none may be added."""
+
+MAPPED_BYTES = 3 * POOL_BYTES
 """How much a consumer keeps mapped of what one worker has passed on, besides the slabs that are
 lent now; in MAX_SLABS mappings at most, as each holds a descriptor. To map a slab anew takes as
 long as to copy it: each 4 KB are a page fault."""
@@ -70,20 +76,25 @@ class Lender:
         self._most = most
         self._lock = threading.Lock()
         self._slabs: dict[int, Bytes] = {}
-        self._free: list[int] = []  # the last one is the most likely to be in the caches
+        self._free: list[int] = []  # the first one is the most likely to be in the caches
         self._passed: dict[int, PassableMemory] = {}  # by their slab numbers at the consumer
         self._able = True
 
-    def lend(self, size: int, buffers: Sequence[memoryview]) -> Lent | None:
-        """Copy a payload of `size` bytes, the buffers each padded; None if no slab is free."""
+    def lend(self, size: int, parts: Sequence[memoryview | Picked]) -> Lent | None:
+        """Copy a payload of `size` bytes, the parts each padded; None if no slab is free. Elements
+        that were only chosen lie there from then on: who needs them again has no other copy."""
         reserved = self.reserve(size)
         if reserved is None:
             return None
         lent, target = reserved
         start = 0
-        for buffer in buffers:
-            np.copyto(target[start : start + len(buffer)], np.frombuffer(buffer, np.uint8))
-            start += len(buffer) + padding(len(buffer))
+        for part in parts:
+            place = target[start : start + part.nbytes]
+            if isinstance(part, Picked):
+                part.copy_to(place)
+            else:
+                np.copyto(place, np.frombuffer(part, np.uint8))
+            start += part.nbytes + padding(part.nbytes)
         return lent
 
     def reserve(self, size: int) -> tuple[Lent, Bytes] | None:
@@ -121,7 +132,7 @@ class Lender:
             for slab in slabs:
                 if self._passed.pop(slab, None) is None:
                     self._check_lent(slab)
-                    self._free.append(slab)
+                    self._free.insert(0, slab)
             for slab in abandoned:
                 if (loan := self._passed.pop(slab, None)) is not None:
                     loan.abandon()
@@ -148,19 +159,28 @@ class Lender:
             raise ProtocolError(f"slab {slab} was given back, and had not been lent")
 
     def _choose(self, size: int) -> Lent | None:
-        for i in range(len(self._free) - 1, -1, -1):
-            # Twice the size at most, so that a small payload does not hold on to a huge slab.
-            if size <= self._slabs[self._free[i]].size <= 2 * size:
-                return Lent(self._free.pop(i), None)
+        slabs = self._slabs
+        free = sorted(self._free, key=lambda slab: slabs[slab].size)
+        fit = next((slab for slab in free if slabs[slab].size >= size), None)
+        if fit is None or slabs[fit].size > MOST_TIMES * size:
+            new = self._number_for(size)
+            while new is None and fit is None and free:  # in place of those that are too small
+                self._free.remove(slab := free.pop(0))
+                del slabs[slab]
+                new = self._number_for(size)
+            if new is not None:
+                descriptor, slabs[new] = new_slab(size)
+                return Lent(new, descriptor)
+        if fit is None:
+            return None
+        self._free.remove(fit)
+        return Lent(fit, None)
+
+    def _number_for(self, size: int) -> int | None:
+        """A free number for a new slab of this size; None if the pool has no room."""
         held = sum(slab.size for slab in self._slabs.values())
-        many = len(self._slabs) >= LEAST_SLABS and held + size > POOL_BYTES
-        slab = None if many else self._number()
-        if slab is None:
-            if not self._free:
-                return None
-            slab = self._free.pop(0)  # of another size
-        descriptor, self._slabs[slab] = new_slab(size)
-        return Lent(slab, descriptor)
+        is_room = held + size <= POOL_BYTES or len(self._slabs) < LEAST_SLABS
+        return self._number() if is_room else None
 
 
 class Borrower:

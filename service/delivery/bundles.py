@@ -41,7 +41,7 @@ from typing import NoReturn
 import numpy as np
 
 from ..block_limits import check_block, cost
-from ..blocks import Array, Block, picked
+from ..blocks import BLOCK_BYTES, Array, Block, alike, gathered, picked
 from ..checksums import Checksum
 from .base import (
     END_OF_TASK,
@@ -65,6 +65,10 @@ bundles that are only opened do not hold up those that are read."""
 
 ANSWER_S = 0.02
 """How long a query waits for further elements once there is news."""
+
+HOLD_S, LARGE_BYTES = 0.01, 32 << 10
+"""How long at most elements of this size and more wait for others of their slice: each block that
+is sent costs as much as an element. A run makes what is asked of it in one go."""
 
 ROOM_S = 0.5
 """How often a run that nobody needs now looks whether there is memory for it."""
@@ -145,7 +149,7 @@ class BundleRun(QueuedRun):
                 )
             self._check()
             begins_to_wait = block.count > 0 and not self._add(block)
-            self._told = list(self.bundle.subscriptions)
+            self._told = [s for s in self.bundle.subscriptions if not (s.holds and s.is_held())]
             return begins_to_wait
 
     def _add(self, block: Block) -> bool:
@@ -555,6 +559,7 @@ class _SliceSubscription(Subscription):
             self.wanted = max(self.wanted, request.known + 1)
         self.run: BundleRun | None = None
         self._near = 0  # the block of the run's log that it was given last
+        self._held_s: float | None = None  # since when what is there waits for more
         self._opened_s = time.monotonic()
         self._end: End | None = None
 
@@ -593,14 +598,12 @@ class _SliceSubscription(Subscription):
         if kept is None:
             return run.failed
         if not credit:
+            self._held_s = None
+        if not credit or self.is_held():
             return None
-        self._near = kept.number
-        block = picked(kept.block, _within(self.runs, kept, max_elements))
+        self._held_s = None
+        block = self._given(run, kept, max_elements)
         size = kept.cost if block is kept.block else cost(block)
-        self.runs = runs_after(self.runs, block.count)
-        if self.request.readers == self.output._readers:  # else its group has gone
-            kept.given += block.count
-            kept.readers.add(self.request.reader)
         run.used = next(self.output.queue.numbers)
         self.output.given_s[self.request.reader] = time.monotonic()
         if run.given_bytes < AHEAD_BYTES:
@@ -613,6 +616,44 @@ class _SliceSubscription(Subscription):
             bundle.keeps[reader] = max(bundle.keeps.get(reader, 0), end)
             self.output.forget(bundle)
         return block, size
+
+    def _given(self, run: BundleRun, kept: LoggedBlock, most: int | None) -> Block:
+        """The next elements, of one block of the log or, if they are large, of several."""
+        parts: list[tuple[Block, range | Array]] = []
+        count = size = 0
+        following: LoggedBlock | None = kept
+        while following is not None:
+            indexes = _within(self.runs, following, None if most is None else most - count)
+            parts.append((following.block, indexes))
+            self.runs = runs_after(self.runs, len(indexes))
+            if self.request.readers == self.output._readers:  # else its group has gone
+                following.given += len(indexes)
+                following.readers.add(self.request.reader)
+            self._near = following.number
+            count += len(indexes)
+            size += len(indexes) * following.element_bytes
+            if not self.runs or kept.element_bytes < LARGE_BYTES or size >= BLOCK_BYTES:
+                break
+            following = run.log.at(self.runs[0], self._near) if count != most else None
+            if following is not None and not alike(kept.block, following.block):
+                break
+        return picked(*parts[0]) if len(parts) == 1 else gathered(parts)
+
+    @property
+    def holds(self) -> bool:
+        return self._held_s is not None
+
+    def is_held(self) -> bool:
+        """Whether large elements wait a moment for those that the run makes next."""
+        run = self.run
+        if run is None or not self.runs or (kept := run.log.at(self.runs[0], self._near)) is None:
+            return False
+        is_over = run.waits or run.ended or run.failed is not None
+        if kept.element_bytes < LARGE_BYTES or run.stop >= self.request.stop or is_over:
+            return False
+        now_s = time.monotonic()
+        self._held_s = self._held_s or now_s
+        return now_s - self._held_s < HOLD_S
 
     def _answer(self) -> End | None:
         bundle, run = self.bundle, self.run
@@ -633,6 +674,8 @@ class _SliceSubscription(Subscription):
         return time.monotonic() - self._opened_s >= ANSWER_S
 
     def retry_s(self) -> float | None:
+        if self._held_s is not None:
+            return max(0.001, self._held_s + HOLD_S - time.monotonic())
         if self.request.runs or self.bundle.at_least <= self.request.known:
             return None
         return max(0.001, self._opened_s + ANSWER_S - time.monotonic())

@@ -27,6 +27,11 @@ class LoggedBlock:
     given: int = 0  # how many of its elements were, in any order; those given again count again
     readers: set[int] = field(default_factory=set)  # that have got some
 
+    @property
+    def element_bytes(self) -> int:
+        """About."""
+        return self.cost // (self.stop - self.start)
+
 
 class ElementLog:
     """Not thread-safe."""

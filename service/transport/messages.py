@@ -13,7 +13,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from ..block_limits import DTYPES, MAX_RANK, dtype_name, padding
-from ..blocks import Array, Block, Component, Strings, buffers
+from ..blocks import Array, Block, Component, Picked, Strings, buffers
 from ..checksums import Checksum
 from ..delivery import (
     End,
@@ -132,8 +132,21 @@ def encode_block(
         header.subscription = subscription
     if checksum:
         header.checksum = _checksum(block)
-    payload: list[memoryview] = []
+    payload: list[memoryview | Picked] = []
     for component in block.components:
+        # What was only chosen is copied once, to where it is sent from.
+        if (
+            lender is not None
+            and isinstance(component, Picked)
+            and (rows := component.rows) is not None
+        ):
+            header.components.add(
+                dtype=dtype_name(rows.dtype),
+                shape=(block.count, *rows.shape[1:]),
+                buffer_bytes=[component.nbytes],
+            )
+            payload.append(component)
+            continue
         values = component.values
         array = values.lengths if isinstance(values, Strings) else values
         arrays = [frames.as_bytes(a) for a in buffers(component)]
@@ -146,22 +159,24 @@ def encode_block(
         )
         payload += arrays
     lent = None
-    size = sum(len(b) + padding(len(b)) for b in payload)
+    size = sum(part.nbytes + padding(part.nbytes) for part in payload)
     if lender is not None and size >= SHARED_BYTES:
         lent = lender.pass_on(block.loan) if block.loan is not None else None
         lent = lent or lender.lend(size, payload)
+    sent: list[memoryview] = []
     if lent is not None:
-        payload = []
         header.slab.number, header.slab.fresh = lent.slab, lent.descriptor is not None
         header.slab.keep_mapped = lent.keep_mapped
-    elif pack is not None and (packed := pack(payload, size)) is not None:
-        header.packed.codec, data = packed
-        header.packed.bytes = len(data)
-        payload = [memoryview(data)]
-    payload = frames.padded(payload)
-    if rest is not None and lent is None:
-        header.resumes_at, payload = rest(header.packed.codec, payload)
-    frame = frames.encode_padded(message.SerializeToString(), payload)
+    else:
+        sent = [frames.as_bytes(a) for component in block.components for a in buffers(component)]
+        if pack is not None and (packed := pack(sent, size)) is not None:
+            header.packed.codec, data = packed
+            header.packed.bytes = len(data)
+            sent = [memoryview(data)]
+        sent = frames.padded(sent)
+        if rest is not None:
+            header.resumes_at, sent = rest(header.packed.codec, sent)
+    frame = frames.encode_padded(message.SerializeToString(), sent)
     return frame, None if lent is None else lent.descriptor
 
 

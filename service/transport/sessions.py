@@ -15,7 +15,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from ..blocks import copy_picked
 from ..delivery import ANY, End, ReadRequest, Subscription, TaskOutput, TaskUnknown
 from ..errors import ProtocolError
 from ..proto import transfer_pb2 as pb
@@ -28,7 +27,6 @@ from .sending import (
     Outgoing,
     Refusal,
     SendBuffer,
-    Sent,
     Session,
 )
 
@@ -284,7 +282,6 @@ class Sessions:
 
     def next_batch(self, connection: Connection) -> list[Outgoing] | None:
         """Wait for something to send on the connection; return it, or None once that is closed."""
-        batch: list[Outgoing] | None = None
         with self._lock:
             while not connection.closed:
                 connection.fill()
@@ -292,14 +289,11 @@ class Sessions:
                     batch = list(connection.outbox)
                     connection.outbox.clear()
                     connection.closed = connection.ending
-                    break
+                    return batch
                 self.idle[connection] = None
                 connection.ready.wait(connection.retry_s())  # for what the outbox has
                 self.idle.pop(connection, None)
-        for out in batch or ():
-            if isinstance(out, Sent):
-                copy_picked(out.block)  # what was chosen under the lock
-        return batch
+        return None
 
     def read_tasks(self) -> set[int]:
         """The tasks that a consumer reads now, or may reconnect to read."""

@@ -100,8 +100,13 @@ def test_whatever_is_picked(data: st.DataObject, count: int) -> None:
     indexes = data.draw(st.sets(st.integers(0, count - 1), min_size=1).map(sorted))
     part = picked(block, np.array(indexes))
     size, ranks = part.payload_bytes, [c.rank for c in part.components]
-    assert all(isinstance(c, Picked) and isinstance(c.state, tuple) for c in part.components)
+    assert all(isinstance(c, Picked) and isinstance(c.state, list) for c in part.components)
     check_block(part)
+    memory = [np.empty(c.nbytes, np.uint8) for c in part.components]
+    for each, place in zip(part.components, memory, strict=True):
+        if isinstance(each, Picked) and each.rows is not None and data.draw(st.booleans()):
+            each.copy_to(place)
+            assert each.nbytes == 0 or np.shares_memory(each.values, place)
     assert size == sum(array.nbytes for c in part.components for array in buffers(c))
     assert (part.count, part.bundle, part.index) == (len(indexes), 4, 100 + indexes[0])
     assert elements(part) == [elements(block)[i] for i in indexes]
