@@ -375,13 +375,11 @@ def gathered(parts: Sequence[tuple[Block, range | Array]]) -> Block:
 
 def alike(one: Block, other: Block) -> bool:
     """Whether all components of both are rows of the same dtypes and shapes."""
-    for a, b in zip(one.components, other.components, strict=True):
-        rows, others = rows_of(a), rows_of(b)
-        if rows is None or others is None or rows.dtype != others.dtype:
-            return False
-        if rows.shape[1:] != others.shape[1:]:
-            return False
-    return True
+    pairs = zip(map(rows_of, one.components), map(rows_of, other.components), strict=True)
+    return all(
+        a is not None and b is not None and (a.dtype, a.shape[1:]) == (b.dtype, b.shape[1:])
+        for a, b in pairs
+    )
 
 
 def rows_of(component: Component) -> Array | None:
