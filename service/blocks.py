@@ -447,40 +447,49 @@ def _joined(parts: Sequence[Component]) -> Component:
     return Component(values, np.concatenate(shapes))
 
 
-def merged(parts: Sequence[tuple[Block, Array]], row_bytes: float = math.inf) -> Block:
+def merged(
+    parts: Sequence[tuple[Block, Array]], row_bytes: float = math.inf, *, stacks: bool = False
+) -> Block:
     """The elements of several blocks in one: those of each go to the places that are given with it,
     ascending, which together are all places from 0 on. Components and ranks must be the same.
 
-    A component whose elements have at least `row_bytes` is not copied.
+    A component whose elements have at least `row_bytes` is not copied, unless it `stacks` those of
+    one shape.
     """
     if len(parts) == 1:
         return parts[0][0]
     count = sum(block.count for block, _ in parts)
     columns = zip(*(block.components for block, _ in parts), strict=True)
     places = [places for _, places in parts]
-    return Block(count, tuple(_merged(column, places, count, row_bytes) for column in columns))
+    return Block(count, tuple(_merged(c, places, count, row_bytes, stacks) for c in columns))
 
 
 def _merged(
-    parts: Sequence[Component], places: Sequence[Array], count: int, row_bytes: float
+    parts: Sequence[Component],
+    places: Sequence[Array],
+    count: int,
+    row_bytes: float,
+    stacks: bool,
 ) -> Component:
     values = [part.values for part in parts]
     arrays = [v for v in values if not isinstance(v, Strings)]
-    if arrays and sum(array.nbytes for array in arrays) >= count * row_bytes:
+    stacked = all(part.shapes is None for part in parts)
+    of_one_shape = stacked and len({array.shape[1:] for array in arrays}) == 1
+    is_large = sum(array.nbytes for array in arrays) >= count * row_bytes
+    if arrays and is_large and not (stacks and of_one_shape):
         numbers = chain(*(at.tolist() for at in places))
         rows = zip(numbers, chain(*(part.elements() for part in parts)), strict=True)
         return Rows([row for _, row in sorted(rows, key=itemgetter(0))])
-    if all(part.shapes is None for part in parts):
-        if len({array.shape[1:] for array in arrays}) == 1:
-            found = np.empty((count, *arrays[0].shape[1:]), arrays[0].dtype)
-            for array, at in zip(arrays, places, strict=True):
-                found[_as_slice(at)] = array
-            return Component(found)
-        if not arrays and parts[0].rank == 0:
-            texts = np.empty(count, object)
-            for part, at in zip(parts, places, strict=True):
-                texts[_as_slice(at)] = [*part.elements()]
-            return Component(Texts(texts.tolist()))
+    if of_one_shape:
+        found = np.empty((count, *arrays[0].shape[1:]), arrays[0].dtype)
+        for array, at in zip(arrays, places, strict=True):
+            found[_as_slice(at)] = array
+        return Component(found)
+    if stacked and not arrays and parts[0].rank == 0:
+        texts = np.empty(count, object)
+        for part, at in zip(parts, places, strict=True):
+            texts[_as_slice(at)] = [*part.elements()]
+        return Component(Texts(texts.tolist()))
     return _in_order(_joined(parts), np.argsort(np.concatenate(places), kind="stable"))
 
 

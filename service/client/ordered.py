@@ -219,7 +219,8 @@ class OrderedMode(BundlesMode):
                 )
                 self._portions.expect(request)
                 self._slices.ask(request)
-        self._portions.plan(part.places, part.offsets)
+        deal = None if self._ordered.batch_size is None else self.epoch.deal
+        self._portions.plan(part.places, part.offsets, deal)
 
     def _plan_anew(self) -> None:
         """Withdraw what was asked for, but for what was put together, and begin there again."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..blocks import Block, merged, part, split
 from ..delivery.read_requests import MAX_INDEX
-from ..order import Ints
+from ..order import Deal, Ints
 from .slices import Request
 
 PORTION_BYTES, LARGE_PORTION_BYTES = 1 << 20, 4 << 20
@@ -56,6 +56,7 @@ class Portions:
         self._queues: dict[int, deque[Request]] = {}  # by place, in the order of its elements
         self._portions: deque[_Portion] = deque()
         self._ready: deque[tuple[Block, Ints]] = deque()
+        self._are_batches = False
         self._unplanned: dict[int, int] = {}  # by place: elements that came, and are to be planned
         self._came_bytes, self._came = 0, 0  # since the beginning
         self._recent_bytes, self._recent = 0.0, 0.0  # lately
@@ -75,12 +76,16 @@ class Portions:
 
     # -- the plan ------------------------------------------------------------------------------
 
-    def plan(self, places: Ints, positions: Ints) -> None:
-        """The next elements to give: the places of their bundles, and their positions."""
+    def plan(self, places: Ints, positions: Ints, deal: Deal | None = None) -> None:
+        """The next elements to give: the places of their bundles, and their positions. With `deal`,
+        portions are whole batches, each in one array."""
+        self._are_batches = deal is not None
         self.elements += len(places)
         unknown = max(1, len(places) // UNKNOWN_PORTIONS)
         most = LARGE_PORTION_BYTES if self.fit(LARGE_BYTES) == 1 else PORTION_BYTES
         size = min(self.fit(most) or unknown, MAX_PORTION)
+        if deal is not None:
+            size = max(1, size // deal.batch_size) * deal.batch_size
         ends = [
             *(np.flatnonzero(places[1:] != places[:-1]) + 1).tolist(),
             len(places),
@@ -90,7 +95,8 @@ class Portions:
             if ends[stretch] - start >= size:
                 stop, needs = ends[stretch], [(int(places[start]), _NONE)]
             else:
-                stop = min(start + size, len(places))
+                begun = 0 if deal is None else int(positions[start] - deal.start) % deal.batch_size
+                stop = min(start + size - begun, len(places))
                 needs = [(int(places[start + at[0]]), at) for at in by_place(places[start:stop])]
             self._portions.append(_Portion(positions[start:stop], needs))
             start = stop
@@ -242,7 +248,7 @@ class Portions:
         ranks = {tuple(component.rank for component in block.components) for block, _, _ in parts}
         if len(ranks) == 1:
             pieces = [(part(block, first, len(at)), at) for block, first, at in parts]
-            yield merged(pieces, LARGE_BYTES), positions
+            yield merged(pieces, LARGE_BYTES, stacks=self._are_batches), positions
             return
         singles = {
             place: part(block, number, 1)
