@@ -24,12 +24,7 @@ class Responder(ChildProcess):
     Being a context manager, it stops at the end of the context.
     """
 
-    def __init__(
-        self,
-        module: str,
-        *arguments: object,
-        exit_with_parent: bool = False,
-    ) -> None:
+    def __init__(self, module: str, *arguments: object, exit_with_parent: bool = False) -> None:
         self._module = module
         self._log = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115
         super().__init__(

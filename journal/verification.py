@@ -112,10 +112,7 @@ def _begin(storage: Storage) -> Mapping[str, str]:
 
 
 def _verify_beginning(
-    storage: Storage,
-    report: Report,
-    blobs: dict[str, str],
-    begin: Begin,
+    storage: Storage, report: Report, blobs: dict[str, str], begin: Begin
 ) -> None:
     while True:
         snapshots = storage.snapshots()

@@ -23,13 +23,7 @@ OUT = [
     # They write files or to sockets, or end the process.
     *("Debug*", "Copy", "CopyHost", "Abort", "CustomAggregator"),
     # They run what comes as a string, or elsewhere.
-    *(
-        "DatasetFromGraph",
-        "DatasetToGraph*",
-        "PyFuncStateless",
-        "Optimize*",
-        "*RegisterDataset*",
-    ),
+    *("DatasetFromGraph", "DatasetToGraph*", "PyFuncStateless", "Optimize*", "*RegisterDataset*"),
     *("Xla*", "TPU*", "Tpu*", "SymbolicGradient", "BatchFunction", "DTensor*", "MlirPassthroughOp"),
     # Nothing of an input pipeline: training, accelerators, other programs' queues, TensorFlow's own
     # rewriting and its tests.

@@ -465,11 +465,7 @@ def merged(
 
 
 def _merged(
-    parts: Sequence[Component],
-    places: Sequence[Array],
-    count: int,
-    row_bytes: float,
-    stacks: bool,
+    parts: Sequence[Component], places: Sequence[Array], count: int, row_bytes: float, stacks: bool
 ) -> Component:
     values = [part.values for part in parts]
     arrays = [v for v in values if not isinstance(v, Strings)]

@@ -15,15 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from .base import LEASE_MS, Extent, Record, Storage, Writer, blob_digest, blob_name
-from .errors import (
-    AppendFailed,
-    Corrupt,
-    Fenced,
-    Locked,
-    Missing,
-    OutOfSequence,
-    StorageError,
-)
+from .errors import AppendFailed, Corrupt, Fenced, Locked, Missing, OutOfSequence, StorageError
 
 EXAMPLES = settings().max_examples // 4  # of the profile that the tests are run with
 NO_BLOBS = ["0" * 64, "", "..", "../FORMAT", "no digest", "A" * 64, f"{'0' * 64}.", f"{'0' * 64}./"]

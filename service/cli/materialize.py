@@ -30,8 +30,7 @@ def materialize(
         "runner's workers are.",
     ),
     verify: bool = typer.Option(
-        False,
-        help="Read what is there first, and write again what is damaged.",
+        False, help="Read what is there first, and write again what is damaged."
     ),
 ) -> None:
     """Write the elements of a dataset to TFRecord files, to be registered in its place.

@@ -93,12 +93,7 @@ class BundleRun(QueuedRun):
     """One run of a bundle. Its producer calls `put`, and `finish` or `fail`."""
 
     def __init__(
-        self,
-        output: BundlesOutput,
-        bundle: _BundleState,
-        start: int,
-        position: int,
-        counts: bool,
+        self, output: BundlesOutput, bundle: _BundleState, start: int, position: int, counts: bool
     ) -> None:
         super().__init__(output.lock, position)
         self.number = bundle.number

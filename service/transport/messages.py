@@ -15,15 +15,7 @@ from google.protobuf.message import DecodeError
 from ..block_limits import DTYPES, MAX_RANK, dtype_name, padding
 from ..blocks import Array, Block, Component, Picked, Strings, buffers
 from ..checksums import Checksum
-from ..delivery import (
-    End,
-    EndOfSlice,
-    EndOfTask,
-    EndPending,
-    Superseded,
-    TaskFailed,
-    TaskUnknown,
-)
+from ..delivery import End, EndOfSlice, EndOfTask, EndPending, Superseded, TaskFailed, TaskUnknown
 from ..errors import ProtocolError
 from ..proto import transfer_pb2 as pb
 from ..shared import SHARED_BYTES, Lender

@@ -19,16 +19,7 @@ from ..delivery import ANY, End, ReadRequest, Subscription, TaskOutput, TaskUnkn
 from ..errors import ProtocolError
 from ..proto import transfer_pb2 as pb
 from .messages import Key
-from .sending import (
-    Connection,
-    Ended,
-    Farewell,
-    Idle,
-    Outgoing,
-    Refusal,
-    SendBuffer,
-    Session,
-)
+from .sending import Connection, Ended, Farewell, Idle, Outgoing, Refusal, SendBuffer, Session
 
 MAX_CREDIT_BYTES = 64 << 30
 MAX_CREDIT_ELEMENTS = 1 << 40

@@ -64,7 +64,7 @@ def _check_kind(path: Path, fits: Callable[[int], bool], wanted: str) -> None:
             return  # nothing is there, or the reader reports the error
         raise Corrupt(
             f"{path} is a symbolic link to nothing that can be read; bring back what it points "
-            f"to, or {_MOVE_AWAY}",
+            f"to, or {_MOVE_AWAY}"
         ) from None
     if not fits(mode):
         found = next((what for test, what in _KINDS if test(mode)), "something else")

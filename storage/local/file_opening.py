@@ -173,7 +173,7 @@ def check_end(layout: StoragePaths, where: LogDirectory, end: Position) -> Term:
         path = where.snapshot(newest)
         raise Corrupt(
             f"{path}: the log ends at record {last}, before this snapshot, so records were lost; "
-            f"restore them from a backup, {REPAIR}",
+            f"restore them from a backup, {REPAIR}"
         )
     path = layout.term
     found = Term.read(path)
@@ -184,16 +184,16 @@ def check_end(layout: StoragePaths, where: LogDirectory, end: Position) -> Term:
         content = path.read_bytes() if path.exists() else b""
         raise Corrupt(
             f"{path}: byte 0: {content[:40]!r} is not the latest term, which is at least {least}; "
-            f"let its one line say '{least + UNUSED_TERMS}', a term that no writer can have had",
+            f"let its one line say '{least + UNUSED_TERMS}', a term that no writer can have had"
         )
     if found.last > last:
         raise Corrupt(
             f"{where.segments}: the log ends at record {last}, and held {found.last} in term "
-            f"{found.number}, as {path} says, so records were lost; {RESTORE}",
+            f"{found.number}, as {path} says, so records were lost; {RESTORE}"
         )
     if not last and layout.list_blobs():
         raise Corrupt(
             f"{where.segments}: the log is empty, and there are blobs in {layout.blobs}, which "
-            f"records name, so records were lost; {RESTORE}",
+            f"records name, so records were lost; {RESTORE}"
         )
     return found

@@ -113,7 +113,7 @@ class StoragePaths:
             if self.format.exists():
                 return self.read_format()  # the storage was just created
             raise Corrupt(
-                f"{self.format}: is missing; let its one line say 'forebay storage {FORMAT}'",
+                f"{self.format}: is missing; let its one line say 'forebay storage {FORMAT}'"
             ) from None
         except NotADirectoryError:
             raise StorageUnusable(f"{self.path} is not a directory; name one") from None
@@ -123,7 +123,7 @@ class StoragePaths:
         if marker is None or not int(marker[1]):
             raise Corrupt(
                 f"{self.format}: byte 0: {content[:40]!r} is no format of Forebay's; let its one "
-                f"line say 'forebay storage {FORMAT}'",
+                f"line say 'forebay storage {FORMAT}'"
             )
         if int(marker[1]) > FORMAT:
             raise NewerFormat(

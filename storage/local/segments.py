@@ -70,7 +70,7 @@ class Scan:
                 cause = f"{missing} is missing, or {before.path} is not whole"
             raise Corrupt(
                 f"{segment.path}: begins with record {segment.first}, but {expected} is the next "
-                f"in the log: {cause}; restore it from a backup, {REPAIR}",
+                f"in the log: {cause}; restore it from a backup, {REPAIR}"
             )
         self.position = self.position._replace(segment=segment.first, offset=0)
 
@@ -102,5 +102,5 @@ class Scan:
 
 def _corrupt(segment: Segment, offset: int, what: str) -> Corrupt:
     return Corrupt(
-        f"{segment.path}: byte {offset}: {what}; restore the file from a backup, {REPAIR}",
+        f"{segment.path}: byte {offset}: {what}; restore the file from a backup, {REPAIR}"
     )

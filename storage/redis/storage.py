@@ -86,8 +86,7 @@ class RedisStorage(ServerStorage):
 
     def _fetch(self, sequence: int, count: int) -> tuple[RedisMeta | None, list[Entry]]:
         reply, entries = self._client.run_together(
-            ("HGETALL", self._keys.meta),
-            ("XRANGE", self._keys.log, sequence, "+", "COUNT", count),
+            ("HGETALL", self._keys.meta), ("XRANGE", self._keys.log, sequence, "+", "COUNT", count)
         )
         return self._parse(reply), [_entry(*entry) for entry in entries]
 

@@ -168,8 +168,7 @@ ELEMENTS: dict[str, Callable[[], Dataset]] = {
         output_signature=tf.TensorSpec(None, tf.float64),
     ),
     "unknown rank strings": lambda: tf.data.Dataset.from_generator(
-        lambda: iter([b"a", [b"b", b""], [[b"c"]]]),
-        output_signature=tf.TensorSpec(None, tf.string),
+        lambda: iter([b"a", [b"b", b""], [[b"c"]]]), output_signature=tf.TensorSpec(None, tf.string)
     ),
     "zero-size": lambda: count(5).map(lambda _: tf.zeros([0, 4])),
     "zero-size, varying": lambda: count(5).map(lambda i: tf.zeros([i, 0])),

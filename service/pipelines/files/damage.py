@@ -52,7 +52,7 @@ def damage(
     which = f"record {first}" if first == last else f"a record from {first} to {last}"
     fault = Corrupt(
         f"{which} of {path} cannot be read: {why}. Write the file again, register the others "
-        'without it, or leave out what cannot be read with on_error="skip"',
+        'without it, or leave out what cannot be read with on_error="skip"'
     )
     if row_groups:
         group = file.group_of(first)
