@@ -590,13 +590,13 @@ class _SliceSubscription(Subscription):
             return EndOfSlice(bundle.number, bundle.length, True)
         assert run is not None, "needed() is None only with one of these"
         kept = run.log.at(first, self._near)
+        if kept is not None and credit and self.is_held():
+            return None
+        self._held_s = None
         if kept is None:
             return run.failed
         if not credit:
-            self._held_s = None
-        if not credit or self.is_held():
             return None
-        self._held_s = None
         block = self._given(run, kept, max_elements)
         size = kept.cost if block is kept.block else cost(block)
         run.used = next(self.output.queue.numbers)
