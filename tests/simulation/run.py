@@ -504,7 +504,8 @@ def simulate(seed: int, *, scenario: Scenario | None = None, verbose: bool = Fal
         # All of the run goes now, or the next `freeze` keeps it: hundreds of tasks, and each later
         # asyncio.run of this process looks through them all.
         with _quiet():
-            gc.collect()
+            for _ in range(2):  # coroutines that are finalized by the first leave cycles
+                gc.collect()
         gc.enable()
     raise broken
 
