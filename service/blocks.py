@@ -205,10 +205,12 @@ class Picked(Component):
     @property
     def rows(self) -> Array | None:
         """An array with such rows; None if they are strings, or of several shapes."""
-        return rows_of(self.state if isinstance(self.state, Component) else self.state[0][0])
+        state = self.state
+        return rows_of(state if isinstance(state, Component) else state[0][0])
 
     def copy_to(self, memory: Array) -> Component:
-        """Copy them there, if they are rows: these `nbytes` bytes are their memory from now on."""
+        """Copy them there, if they are rows. If there was no copy yet, these `nbytes` bytes are
+        their memory from now on."""
         state = self.state
         parts = [(state, slice(None), -1)] if isinstance(state, Component) else state
         rows = rows_of(parts[0][0])
@@ -225,7 +227,8 @@ class Picked(Component):
                 array.take(chosen, axis=0, out=place, mode="clip")  # other modes copy twice
             start += count
         copied = Component(copy)
-        object.__setattr__(self, "state", copied)
+        if not isinstance(state, Component):
+            object.__setattr__(self, "state", copied)
         return copied
 
     @property
@@ -375,8 +378,8 @@ def gathered(parts: Sequence[tuple[Block, range | Array]]) -> Block:
 
 def alike(one: Block, other: Block) -> bool:
     """Whether all components of both are rows of the same dtypes and shapes."""
-    pairs = zip(map(rows_of, one.components), map(rows_of, other.components), strict=True)
-    return all(
+    pairs = zip(map(rows_of, one.components), map(rows_of, other.components), strict=False)
+    return len(one.components) == len(other.components) and all(
         a is not None and b is not None and (a.dtype, a.shape[1:]) == (b.dtype, b.shape[1:])
         for a, b in pairs
     )

@@ -44,8 +44,8 @@ _log = logging.getLogger(__name__)
 SHARED_BYTES = 256 << 10  # smaller payloads go over the socket as fast
 MAX_SLABS = 32  # each holds a descriptor, on both sides
 POOL_BYTES = 64 << 20
-"""Of slabs for one consumer: twice its credit for a worker, as it also keeps what it was given.
-LEAST_SLABS are allowed however large."""
+"""Of slabs that a worker holds for one consumer: twice its credit, as it also keeps what it was
+given. LEAST_SLABS are allowed however large."""
 
 LEAST_SLABS = 3
 MOST_TIMES = 4
@@ -164,10 +164,11 @@ class Lender:
         fit = next((slab for slab in free if slabs[slab].size >= size), None)
         if fit is None or slabs[fit].size > MOST_TIMES * size:
             new = self._number_for(size)
-            while new is None and fit is None and free:  # in place of those that are too small
-                self._free.remove(slab := free.pop(0))
-                del slabs[slab]
-                new = self._number_for(size)
+            if fit is None and self._number_for(size, without=free) is not None:
+                while new is None:  # in place of those that are too small
+                    self._free.remove(slab := free.pop(0))
+                    del slabs[slab]
+                    new = self._number_for(size)
             if new is not None:
                 descriptor, slabs[new] = new_slab(size)
                 return Lent(new, descriptor)
@@ -176,11 +177,13 @@ class Lender:
         self._free.remove(fit)
         return Lent(fit, None)
 
-    def _number_for(self, size: int) -> int | None:
-        """A free number for a new slab of this size; None if the pool has no room."""
-        held = sum(slab.size for slab in self._slabs.values())
-        is_room = held + size <= POOL_BYTES or len(self._slabs) < LEAST_SLABS
-        return self._number() if is_room else None
+    def _number_for(self, size: int, without: Sequence[int] = ()) -> int | None:
+        """A free number for a new slab of this size; None if the pool has no room, also `without`
+        these slabs."""
+        others = [slab.size for number, slab in self._slabs.items() if number not in without]
+        if sum(others) + size > POOL_BYTES and len(others) >= LEAST_SLABS:
+            return None
+        return without[0] if without else self._number()
 
 
 class Borrower:

@@ -555,6 +555,8 @@ class _SliceSubscription(Subscription):
         self.run: BundleRun | None = None
         self._near = 0  # the block of the run's log that it was given last
         self._held_s: float | None = None  # since when what is there waits for more
+        self.holds = False  # whether `next` gave nothing for that
+        self._most: int | None = None  # elements that `next` may give
         self._opened_s = time.monotonic()
         self._end: End | None = None
 
@@ -580,6 +582,7 @@ class _SliceSubscription(Subscription):
         return item
 
     def _next(self, credit: bool, max_elements: int | None) -> tuple[Block, int] | End | None:
+        self.holds, self._most = False, max_elements
         bundle, run = self.bundle, self.run
         if bundle.failed is not None:
             return bundle.failed
@@ -590,13 +593,12 @@ class _SliceSubscription(Subscription):
             return EndOfSlice(bundle.number, bundle.length, True)
         assert run is not None, "needed() is None only with one of these"
         kept = run.log.at(first, self._near)
-        if kept is not None and credit and self.is_held():
-            return None
-        self._held_s = None
         if kept is None:
             return run.failed
-        if not credit:
+        self.holds = credit and self.is_held()
+        if self.holds or not credit:
             return None
+        self._held_s = None
         block = self._given(run, kept, max_elements)
         size = kept.cost if block is kept.block else cost(block)
         run.used = next(self.output.queue.numbers)
@@ -634,21 +636,20 @@ class _SliceSubscription(Subscription):
                 break
         return picked(*parts[0]) if len(parts) == 1 else gathered(parts)
 
-    @property
-    def holds(self) -> bool:
-        return self._held_s is not None
-
     def is_held(self) -> bool:
         """Whether large elements wait a moment for those that the run makes next."""
         run = self.run
         if run is None or not self.runs or (kept := run.log.at(self.runs[0], self._near)) is None:
             return False
+        size, runs = kept.element_bytes, zip(self.runs[::2], self.runs[1::2], strict=True)
+        here = sum(max(0, min(count, run.stop - first)) for first, count in runs)
         is_over = run.waits or run.ended or run.failed is not None
-        if kept.element_bytes < LARGE_BYTES or run.stop >= self.request.stop or is_over:
+        is_enough = here * size >= BLOCK_BYTES or (self._most is not None and here >= self._most)
+        if size < LARGE_BYTES or run.stop >= self.request.stop or is_over or is_enough:
             return False
         now_s = time.monotonic()
         self._held_s = self._held_s or now_s
-        return now_s - self._held_s < HOLD_S
+        return now_s - self._held_s < HOLD_S and alike(kept.block, kept.block)
 
     def _answer(self) -> End | None:
         bundle, run = self.bundle, self.run
@@ -669,7 +670,7 @@ class _SliceSubscription(Subscription):
         return time.monotonic() - self._opened_s >= ANSWER_S
 
     def retry_s(self) -> float | None:
-        if self._held_s is not None:
+        if self.holds and self._held_s is not None:
             return max(0.001, self._held_s + HOLD_S - time.monotonic())
         if self.request.runs or self.bundle.at_least <= self.request.known:
             return None

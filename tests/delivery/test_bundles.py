@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from forebay.service.block_limits import cost
-from forebay.service.blocks import Block, Component
+from forebay.service.blocks import Block, Component, Strings
 from forebay.service.delivery import (
     ANY,
     BundleRun,
@@ -384,6 +384,36 @@ def test_large_elements_of_a_slice_come_together_or_after_a_moment(
     monkeypatch.setattr(bundles, "HOLD_S", 0.0)
     assert rows(other.next(True)) == [4, 5]
     assert other.next(True) is None and other.sleeps
+
+
+@pytest.mark.parametrize("why", ["most", "bytes", "strings"])
+def test_elements_that_waiting_cannot_put_together_are_given_at_once(
+    why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundles, "HOLD_S", 1000.0)
+    if why == "bytes":
+        monkeypatch.setattr(bundles, "BLOCK_BYTES", bundles.LARGE_BYTES)
+    output = BundlesOutput()
+    reader = output.open(Slice(1, runs=(0, 8)))
+    assert isinstance(reader, Subscription)
+    text = Component(Strings(np.array([40_000]), np.zeros(40_000, np.uint8)))
+    begun(output).put(Block(1, (text,), 1, 0) if why == "strings" else images(0, 1))
+    assert isinstance(reader.next(True, 1 if why == "most" else None), tuple)
+
+
+def test_credit_that_comes_and_goes_does_not_hold_elements_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(bundles, "time", SimpleNamespace(monotonic=lambda: now))
+    output = BundlesOutput()
+    reader = output.open(Slice(1, runs=(0, 8)))
+    assert isinstance(reader, Subscription)
+    begun(output).put(images(0, 1))
+    for _ in range(3):
+        assert reader.next(True) is None and reader.next(False) is None
+        now += bundles.HOLD_S / 2.5
+    assert isinstance(reader.next(True), tuple)
 
 
 def test_a_slice_of_a_bundle_below_the_floor_is_served_nevertheless() -> None:

@@ -131,6 +131,16 @@ def test_other_sizes_take_the_place_of_free_slabs() -> None:
     assert payload is not None and (payload == 9).all()
 
 
+def test_free_slabs_stay_if_without_them_there_is_no_room_either() -> None:
+    pair = Pair()
+    kept = [pair.send(np.zeros(POOL_BYTES // 4, np.uint8)) for _ in range(LEAST_SLABS)]
+    small = [pair.send(np.zeros(MIB, np.uint8)) for _ in range(8)]
+    small.clear()
+    assert len(pair.give_back()) == 8
+    assert pair.send(np.zeros(POOL_BYTES // 3, np.uint8)) is None and len(kept) == LEAST_SLABS
+    assert len(pair.lender._free) == 8
+
+
 def test_random_sizes_and_times_of_giving_back() -> None:
     dice = random.Random(1)
     pair = Pair()
