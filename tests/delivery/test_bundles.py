@@ -22,7 +22,6 @@ from forebay.service.delivery import (
     End,
     EndOfSlice,
     EndPending,
-    MemoryBudget,
     OutputCancelled,
     Slice,
     Subscription,
@@ -115,22 +114,6 @@ def pool() -> Any:
 
 
 # -- slices and runs ---------------------------------------------------------------------------
-
-
-def test_a_slice_is_given_what_it_asked_for_and_what_the_bundle_is_known_to_have() -> None:
-    output = BundlesOutput()
-    reader = Reader(output, Slice(1, runs=(3, 2, 8, 4, 25, 1), until=30, keep=3))
-    assert read(reader) is None
-    run = begun(output)
-    assert (run.number, run.start) == (1, 3)
-    make(run, 28)
-    assert read(reader) == [3, 4, 8, 9, 10, 11, 25]
-    assert read(reader) == EndOfSlice(1, 28, False)
-    make(run, 30).finish()
-    assert reader.next() == EndOfSlice(1, 28, False), "an end stays as it is"
-    late = Reader(output, Slice(1, runs=(29, 5), until=30))
-    assert read(late) == [29]
-    assert read(late) == EndOfSlice(1, 30, True)
 
 
 def test_of_several_runs_a_slice_joins_the_one_that_has_come_farthest() -> None:
@@ -264,19 +247,6 @@ def test_what_a_slice_asks_for_is_made_as_it_is_given_if_there_is_no_room(
     assert most <= (few + 3) * SIZE
 
 
-def test_what_nobody_lacks_is_made_only_if_there_is_memory(pool: ThreadPoolExecutor) -> None:
-    budget = MemoryBudget(12 * SIZE)
-    output = BundlesOutput(5 * SIZE, budget=budget)
-    for bundle in range(3):
-        Reader(output, Slice(bundle, runs=(0, 10), until=10))
-    runs = [make(begun(output), 10) for _ in range(3)]
-    waiting = [Waiting(pool, run, 1000) for run in runs]
-    assert output.held_bytes <= 5 * SIZE
-    output.cancel()
-    assert all(each.done.exception(TIMEOUT_S) for each in waiting)
-    assert budget.held == budget.active == 0
-
-
 def test_a_slice_that_comes_while_carriers_are_told_is_not_overlooked(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,17 +270,6 @@ def test_a_slice_that_comes_while_carriers_are_told_is_not_overlooked(
 
 
 # -- forgetting --------------------------------------------------------------------------------
-
-
-def test_a_reader_that_has_passed_and_gone_lets_blocks_go() -> None:
-    output = BundlesOutput()
-    for i in range(2):
-        Reader(output, Slice(1, keep=20 + i * 10, reader=i, readers=2)).close()
-    reader = Reader(output, Slice(1, runs=(0, 40), until=40, keep=20, readers=2))
-    make(begun(output), 40).finish()
-    assert read(reader) == [*range(40)]
-    assert isinstance(read(reader), EndOfSlice)
-    assert output.held_bytes == 2 * SIZE
 
 
 def test_what_all_was_given_goes_also_if_other_readers_never_come_to_the_bundle() -> None:
@@ -426,12 +385,6 @@ def test_a_slice_of_a_bundle_below_the_floor_is_served_nevertheless() -> None:
     assert read(reader) == [*range(5, 10)]
     read(reader)
     assert 1 not in output._bundles and not output.held_bytes
-
-
-def test_another_group_counts_anew() -> None:
-    output = made(40, Slice(1, 1, (0, 1), until=40, keep=30, floor=1))
-    Reader(output, Slice(1, 1, (0, 1), keep=40, floor=2, reader=1, readers=2)).close()
-    assert output._bundles[1].keeps == {1: 40} and output._floors == {1: 2}
 
 
 @pytest.mark.parametrize("readers", [1, 2], ids=["the same group", "another group"])

@@ -173,25 +173,3 @@ class TestCached(DeliveryContract):
 
     def check(self, got: list[list[int]], total: int) -> None:
         assert got == [[*range(total)]] * len(got)
-
-
-def test_a_reader_is_given_what_a_closed_one_left() -> None:
-    output = FirstComeOutput()
-    gone, there = (Reader(output, ANY) for _ in range(2))
-    output.put(block(0, 4))
-    gone.next(max_elements=1)
-    gone.close()
-    there.next()
-    assert there.got == [1, 2, 3]
-
-
-def test_reports_say_how_many() -> None:
-    ledger = Ledger()
-    output = FirstComeOutput(ROOM, ledger)
-    reader = Reader(output, ANY)
-    for number in range(5):
-        output.put(block(4 * number, 4))
-        reader.next()
-    reader.receive(3)
-    reader.receive(2)
-    assert ledger.acknowledged_parts == [12, 8]

@@ -4,26 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.service.delivery import EndOfTask, Rounds, RoundsOutput, Superseded, TaskFailed
+from forebay.service.delivery import Rounds, RoundsOutput, Superseded, TaskFailed
 from forebay.service.delivery.read_requests import decode, encode
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 
-from .contract import ROOM, Ledger, Reader, block
-
-
-def test_a_round_is_given_once_it_is_complete() -> None:
-    ledger = Ledger()
-    output = RoundsOutput(3, ROOM, ledger)
-    first, last = Reader(output, Rounds(0, 3)), Reader(output, Rounds(2, 3))
-    output.put(block(0, 5))
-    assert [r.next() is not None for r in (first, last, first, last)] == [True, True, False, False]
-    output.put(block(5, 3))
-    output.finish()
-    first.next(), last.next()
-    assert (first.got, last.got) == ([0, 3], [2, 5])
-    assert first.next() == last.next() == EndOfTask()  # after the same round
-    assert ledger.dropped_parts == [2]
+from .contract import Reader, block
 
 
 def test_blocks_say_their_round_and_follow_one_another() -> None:
