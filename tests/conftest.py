@@ -50,10 +50,10 @@ LONG = (
     *(f"e2e/test_{name}.py" for name in (
         *("across_hosts", "after_errors", "audit_of_trainers", "beam_datasets"),
         *("coordinated_reads", "cross_trainer_cache", "crowd", "custom_ops", "dask_workers"),
-        *("doctor", "failed_reads", "files", "formats", "fuzz", "given_up", "hugging_face"),
+        *("doctor", "failed_reads", "files", "formats", "fuzz", "hugging_face"),
         *("in_functions", "left_early"),
         *("losses", "mixed", "object_store", "opaque_elements", "ordered_checkpoint", "pairings"),
-        *("parameter_servers", "partitioned", "postgres", "preemption", "previous_version"),
+        *("parameter_servers", "partitioned", "preemption", "previous_version"),
         *("python_datasets", "python_members", "ray_workers", "repeat_and_zip", "saves", "shares"),
         *("static_sharding", "tf_documentation", "tfds", "trainers", "transports"),
         "wanted_workers",

@@ -50,6 +50,8 @@ def test_the_limit_is_of_the_iteration_whichever_workers_skip() -> None:
     reading = ReadSplits()
     assert reading.skip(0, 5, 1)
     assert reading.then == ["split_skipped"]
+    assert reading.skip(0, 5, 1)
+    assert reading.then == [], "as a request is repeated"
     assert reading.skip(1, 9, 1)
     assert reading.skip(1, 10, 2)
     assert not reading.skip(0, 6, 2)

@@ -186,8 +186,11 @@ def test_another_list_divides_anew() -> None:
     one = given.comes("a:1", 1)
     dynamic = given.iteration("dynamic").iteration_id
     static = given.read()
+    told: list[ev.Event] = []
+    given.subscribe(told.append)
     given.elect("a:2", "a:1")
     assert given.then == ["consumer_left", "iteration_collected", "leader_elected"]
+    assert "another list of workers" in told[0].consumer_left.reason
     assert list(given.state.iterations) == [dynamic]
     assert given.state.workers[one].tasks == {given.task_of(one)}
     assert given.index("a:1") == 1

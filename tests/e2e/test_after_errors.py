@@ -101,32 +101,6 @@ def test_an_error_is_repeated_as_by_tensorflows_service(
     assert told[len(before) :] == ["PipelineError"] * (ASKED + 1)
 
 
-@pytest.mark.parametrize(
-    "behind",
-    [
-        lambda dataset: dataset.batch(2),
-        lambda dataset: dataset.prefetch(1),
-        lambda dataset: dataset.map(lambda i: i + 1, num_parallel_calls=2),
-        lambda dataset: dataset.repeat(2),
-        lambda dataset: dataset.unbatch(),
-        lambda dataset: dataset.take(5),
-        lambda dataset: dataset.cache(),
-    ],
-    ids=["batch", "prefetch", "map", "repeat", "unbatch", "take", "cache"],
-)
-def test_transformations_behind_the_service_repeat_the_error_too(
-    theirs: str, ours: str, behind: Callable[[Any], Any]
-) -> None:
-    dataset = count(8).map(three_fails).batch(1)
-    distributed = data_service_ops._distribute(
-        "parallel_epochs", theirs, task_refresh_interval_hint_ms=20
-    )
-    wanted = story(iter(behind(dataset.apply(distributed))))
-    got = story(iter(behind(dataset.apply(service.distribute("parallel_epochs", ours)))))
-    assert got[-ASKED:] == wanted[-ASKED:] == wanted[-1:] * ASKED
-    assert "end" not in got
-
-
 def test_a_python_function_that_fails_fails_for_good(ours: str) -> None:
     def function(split: int) -> Iterator[int]:
         yield split

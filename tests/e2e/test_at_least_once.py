@@ -226,14 +226,6 @@ class TestTrainersDie:
         assert paused.end() == 1, "it is told that it was given up"
         self.require_all(trainers, paused)
 
-    @pytest.mark.long
-    def test_two_are_preempted(self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path) -> None:
-        trainers = self.three(dispatcher, tmp_path)
-        for trainer in trainers[:2]:
-            trainer.process.send_signal(signal.SIGTERM)
-        assert [trainer.end() for trainer in trainers] == [143, 143, 0]
-        self.require_all(trainers)
-
 
 class TestRefused:
     def test_a_dataset_id_that_tensorflows_own_operations_would_read(

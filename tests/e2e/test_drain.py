@@ -99,17 +99,6 @@ def test_a_killed_trainer_does_not_hold_up_a_draining_worker(
         assert "nobody reads it" in capfd.readouterr().err
 
 
-def test_a_worker_whose_trainer_takes_everything_in_time_exits_with_0() -> None:
-    with (
-        DispatcherProcess("memory:") as dispatcher,
-        WorkerProcess(dispatcher.address, drain_timeout_ms=200) as worker,
-    ):
-        dataset_id = service.register_dataset(dispatcher.target, tf.data.Dataset.range(10))
-        with service.read(dispatcher.target, dataset_id, processing_mode="distributed_epoch") as it:
-            next(it)
-            assert worker.stop() == 0
-
-
 @pytest.mark.long
 def test_a_worker_that_drains_for_long_holds_up_only_its_own_readers(
     tmp_path: pathlib.Path,

@@ -263,23 +263,6 @@ def test_tasks_that_stock_clients_left_are_parked_too(
     assert len(got) == len(set(got)) == 180
 
 
-def test_the_next_reader_continues_the_pass(
-    dispatcher: DispatcherProcess, workers: Workers
-) -> None:
-    workers.start()
-    dataset_id = service.register_dataset(
-        dispatcher.target, numbers(tf.data.Dataset.range(100).repeat(5))
-    )
-    got: list[int] = []
-    for _ in range(3):
-        with read(dispatcher.target, dataset_id) as elements:
-            got += [int(element[0]) for element in itertools.islice(elements, 120)]
-        workers.wait_until_parked()
-    with read(dispatcher.target, dataset_id) as elements:
-        got += [int(element[0]) for element in elements]
-    assert sorted(got) == sorted([*range(100)] * 5)
-
-
 def numbers_from(start: int) -> Iterator[Any]:
     for number in range(start, start + 20):
         yield [number] * 5_000

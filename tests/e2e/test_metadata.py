@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import tensorflow as tf
 from tensorflow.data.experimental import service as peer
-from tensorflow.python.distribute import input_ops
 
 from forebay import service
 
@@ -180,29 +177,3 @@ def test_a_traced_function_knows_the_options(dispatcher: DispatcherProcess) -> N
         return 1
 
     assert int(trace()) == 1
-
-
-@pytest.mark.usefixtures("worker")
-def test_trainers_of_a_strategy_get_all_of_a_shared_job(dispatcher: DispatcherProcess) -> None:
-    """What each of two processes does under MultiWorkerMirroredStrategy."""
-    dataset_id = service.register_dataset(dispatcher.target, count(40).batch(4))
-
-    def shared(job_name: str) -> Any:
-        return service.from_dataset_id(DYNAMIC, dispatcher.target, dataset_id, job_name=job_name)
-
-    trainers = [input_ops.auto_shard_dataset(shared("of two"), 2, i, 2) for i in range(2)]
-    with ThreadPoolExecutor(2) as pool:
-        got = pool.map(lambda trainer: [int(e) for batch in trainer for e in batch], trainers)
-        assert sorted(itertools.chain.from_iterable(got)) == list(range(40))
-
-
-@pytest.mark.usefixtures("worker")
-@pytest.mark.parametrize("element", [lambda i: i, lambda i: tf.fill([i], i)])
-def test_trainers_of_a_strategy_get_their_shares_of_jobs_of_their_own(
-    dispatcher: DispatcherProcess, element: Callable[[Any], Any]
-) -> None:
-    """TensorFlow shards what each of them reads, as it does with its own service's dataset."""
-    dataset = count(1, 9).map(element).apply(service.distribute(DYNAMIC, dispatcher.target))
-    shares = [input_ops.auto_shard_dataset(dataset, 2, i, 2) for i in range(2)]
-    got = [[int(tf.reduce_max(e)) for e in share] for share in shares]
-    assert got == [[1, 3, 5, 7], [2, 4, 6, 8]]

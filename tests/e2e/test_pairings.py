@@ -183,14 +183,6 @@ def test_an_error_of_the_pipeline_reaches_the_trainer(pair: Pair) -> None:
         list(pair.distributed(tf.data.Dataset.from_tensors("/none").map(tf.io.read_file)))
 
 
-@pytest.mark.parametrize("client", [stock, service], ids=["stock", "ours"])
-def test_static_sharding_without_a_list_of_workers(tmp_path: pathlib.Path, client: Any) -> None:
-    with DispatcherProcess(tmp_path) as dispatcher:
-        sharded = client.distribute(client.ShardingPolicy.DATA, dispatcher.target)
-        with pytest.raises(tf.errors.NotFoundError, match="not in the workers list"):
-            list(count(9).apply(sharded))
-
-
 def test_static_shards_are_the_dataset_together(pair: Pair, tmp_path: pathlib.Path) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / name).write_text(f"{name}1\n{name}2\n{name}3\n")
@@ -348,15 +340,6 @@ def test_tables_variables_and_generators_are_registered_as_they_are(pair: Pair) 
     assert known == [[10, 20, 30]] * 2 + [[11, 21, 31]] * 2 + [[-1, -1, 32]] * 2
     first = tf.random.Generator.from_seed(1).uniform([], 40, 1 << 40, tf.int64)
     assert int(first) in [x[3] for x in got]
-
-
-def test_a_stock_client_reads_a_python_dataset(ours: DispatcherProcess) -> None:
-    dataset_id = service.register_dataset(
-        ours.target, lambda split: [split, -split], splits=[1, 2, 3],
-        element_spec=tf.TensorSpec([], tf.int64),
-    )  # fmt: skip
-    got = Pair(stock, ours, False).from_id(dataset_id)
-    assert sorted(numbers(got)) == [-3, -2, -1, 1, 2, 3]
 
 
 def test_a_source_that_cannot_be_split(pair: Pair, tmp_path: pathlib.Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pathlib
 import re
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -116,14 +115,6 @@ class TestHealthy:
         with pytest.raises(tf.errors.InvalidArgumentError, match="another element_spec"):
             list(texts)
 
-    def test_equal_pipelines_are_one_dataset(self, dispatcher: DispatcherProcess) -> None:
-        def register(addend: int) -> str:
-            dataset = tf.data.Dataset.range(5).map(lambda x: x + addend)
-            return service.register_dataset(dispatcher.target, dataset)
-
-        ids = [register(1), register(1), register(2)]
-        assert ids[0] == ids[1] != ids[2]
-
     def test_a_pipeline_that_fails_says_why(self, dispatcher: DispatcherProcess) -> None:
         def check(x: Any) -> Any:
             with tf.control_dependencies([tf.debugging.assert_less(x, tf.constant(5, tf.int64))]):
@@ -164,21 +155,6 @@ class TestKilled:
                     w.kill()
             assert got.keys() == {*range(self.SIZE)}, "the other worker has all"
             assert max(got.values()) <= 2, "once from each"
-
-    def test_a_worker_that_is_told_to_stop_loses_nothing(self, tmp_path: pathlib.Path) -> None:
-        with (
-            DispatcherProcess(tmp_path) as d,
-            WorkerProcess(d.address),
-            WorkerProcess(d.address) as w,
-        ):
-            got = []
-            stopping = threading.Thread(target=w.stop)
-            for x in self.start(d):
-                got.append(x)
-                if len(got) == self.SIZE // 4:
-                    stopping.start()
-            stopping.join()
-            assert sorted(got) == list(range(self.SIZE))
 
     def test_a_dispatcher_that_lost_its_state(self) -> None:
         with DispatcherProcess("memory:") as d, WorkerProcess(d.address) as w:

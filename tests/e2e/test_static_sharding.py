@@ -23,10 +23,9 @@ from tensorflow.data.experimental import service as stock
 from tensorflow.python.data.experimental.ops import data_service_ops
 
 from forebay import service
-from forebay.journal.proto import events_pb2 as ev
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.connections.grpc_server import CHANNEL_OPTIONS
-from forebay.service.errors import NotFound, PipelineError, Unavailable
+from forebay.service.errors import Unavailable
 from forebay.service.proto import forebay_pb2
 from forebay.service.proto import tf_service_pb2 as pb
 
@@ -45,7 +44,7 @@ from ..pipelines.compositions import (
     build,
     write_files,
 )
-from ..stock import GRAPH, DispatcherProcess, OwnDispatcher, call, stock_worker, stock_workers
+from ..stock import DispatcherProcess, OwnDispatcher, call, stock_worker, stock_workers
 
 SEED = int(os.environ.get("FOREBAY_SEED", "1"))
 PIPELINES = int(os.environ.get("FOREBAY_PIPELINES", "20"))
@@ -356,35 +355,6 @@ def test_a_killed_workers_shard_is_read_anew_by_the_next_one(tmp_path: pathlib.P
     assert len(set(of_the_other)) == len(of_the_other)
 
 
-def test_a_stock_worker_that_is_restarted_begins_its_shard_anew(tmp_path: pathlib.Path) -> None:
-    with (
-        DispatcherProcess(tmp_path, workers=LIST) as dispatcher,
-        stock_workers(dispatcher, heartbeat_interval_ms=100) as first,
-        stock_workers(dispatcher, heartbeat_interval_ms=100) as other,
-    ):
-        place, others = (places_of(dispatcher)[each.address] for each in (first, other))
-        large = tf.data.Dataset.range(400).map(lambda x: tf.fill([1 << 13], x))
-        read = iter(
-            large.apply(
-                stock.distribute(
-                    stock.ShardingPolicy.DATA, dispatcher.target, max_outstanding_requests=SHARDS
-                )
-            )
-        )
-        got: list[int] = []
-        while place not in got:  # which comes first of the shard
-            got.append(int(next(read)[0]))
-        first.kill()
-        port = int(first.address.rpartition(":")[2])
-        with stock_workers(dispatcher, heartbeat_interval_ms=100, port=port) as again:
-            got += [int(x[0]) for x in read]
-            assert places_of(dispatcher)[again.address] == place
-    times = Counter(got)
-    assert set(times) == set(range(400))
-    assert {times[x] for x in range(others, 400, SHARDS)} == {1}
-    assert times[place] == 2
-
-
 def test_workers_that_are_too_few_too_many_or_not_on_the_list(tmp_path: pathlib.Path) -> None:
     """Who is not on it is refused; of more than it has, ours wait for a place; and an epoch waits
     for all of the list."""
@@ -428,28 +398,6 @@ def test_workers_that_are_too_few_too_many_or_not_on_the_list(tmp_path: pathlib.
                     assert places_of(dispatcher)[third.address] == 1
 
 
-def test_readers_are_told_that_the_list_of_workers_is_another(tmp_path: pathlib.Path) -> None:
-    with DispatcherProcess(tmp_path, workers="h:1") as dispatcher:
-        client = DispatcherClient(dispatcher.target)
-        register = forebay_pb2.RegisterDatasetRequest(graph=GRAPH)
-        dataset_id = client.call(register, forebay_pb2.RegisterDatasetResponse).dataset_id
-        create = forebay_pb2.GetOrCreateJobRequest(dataset_id=dataset_id, sharding=ev.DATA)
-        job_id = client.call_numbered(create, forebay_pb2.GetOrCreateJobResponse).job_id
-        join = forebay_pb2.JoinIterationRequest(job_id=job_id)
-        joined = client.call_numbered(join, forebay_pb2.JoinIterationResponse)
-        client.close()
-        fields = {"job_id": job_id}
-        stock_client = call(dispatcher, "GetOrCreateIteration", fields).iteration_client_id
-    with DispatcherProcess(tmp_path, workers="h:2") as dispatcher:
-        client = DispatcherClient(dispatcher.target)
-        beat = forebay_pb2.ConsumerHeartbeatRequest(consumer_id=joined.consumer_id)
-        with pytest.raises(NotFound, match="another list of workers"):
-            client.call(beat, forebay_pb2.ConsumerHeartbeatResponse)
-        client.close()
-        with pytest.raises(grpc.RpcError, match="another list of workers"):
-            call(dispatcher, "ClientHeartbeat", {"iteration_client_id": stock_client})
-
-
 @pytest.mark.parametrize("policy", STATIC)
 def test_forebays_clients_read_every_shard(
     clusters: list[DispatcherProcess], files: list[str], policy: service.ShardingPolicy
@@ -465,10 +413,3 @@ def test_forebays_clients_read_every_shard(
     assert sorted(x.numpy() for x in got) == whole
     got = dataset.apply(service.distribute(policy, target))
     assert sorted(x.numpy() for x in got) == whole
-
-
-def test_hint_without_a_hint_fails_at_the_trainer(clusters: list[DispatcherProcess]) -> None:
-    target = clusters[1].target
-    dataset_id = service.register_dataset(target, tf.data.Dataset.range(3))
-    with pytest.raises(PipelineError, match=r"INVALID_ARGUMENT.*no hint"):
-        list(service.read(target, dataset_id, processing_mode=POLICIES.HINT))

@@ -26,19 +26,6 @@ def target(dispatcher: DispatcherProcess, worker: None) -> str:
     return f"grpc://{dispatcher.address}"
 
 
-def test_a_loop_inside_a_function(target: str) -> None:
-    dataset = tf.data.Dataset.range(100_000).apply(service.distribute(DYNAMIC, target))
-
-    @tf.function  # type: ignore[untyped-decorator]
-    def total(elements: tf.data.Dataset) -> Any:
-        result = tf.constant(0, tf.int64)
-        for element in elements.batch(1000):
-            result += tf.reduce_sum(element)
-        return result
-
-    assert total(dataset).numpy() == sum(range(100_000))
-
-
 def test_a_function_that_says_what_it_reads(
     target: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
