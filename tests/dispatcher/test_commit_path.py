@@ -9,7 +9,6 @@ import pathlib
 import random
 import threading
 
-import grpc
 import pytest
 
 from forebay.journal.proto import events_pb2 as ev
@@ -17,7 +16,6 @@ from forebay.journal.verification import verify
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.dispatcher.recovery import recover
 from forebay.service.proto import forebay_pb2 as pb
-from forebay.service.proto import tf_service_pb2 as tf
 from forebay.storage import open_storage
 
 from ..forks import DISPATCHER, Fork
@@ -117,37 +115,3 @@ def test_leases_are_neither_repeated_nor_lost(tmp_path: pathlib.Path, point: str
     assert {i.job_id for i in state.iterations.values()} == state.jobs.keys()
     assert [len(i.consumers) for i in state.iterations.values()] == [1] * len(state.jobs)
     assert len(state.jobs) == 1 + SPLITS // JOIN_EVERY
-
-
-@pytest.mark.parametrize("point", POINTS)
-def test_splits_are_not_repeated_on_tensorflows_service(tmp_path: pathlib.Path, point: str) -> None:
-    with CrashingDispatcher(tmp_path, point) as dispatcher:
-        client = DispatcherClient(dispatcher.target)
-        *_, iteration_id = prepare(client)
-        client.close()
-        dispatcher.crash_from_now_on()
-        got: list[bytes] = []
-        with grpc.insecure_channel(
-            dispatcher.address, [("grpc.max_reconnect_backoff_ms", 200)]
-        ) as channel:
-            get_split = channel.unary_unary(
-                "/tensorflow.data.DispatcherService/GetSplit",
-                tf.GetSplitRequest.SerializeToString,
-                tf.GetSplitResponse.FromString,
-            )
-            while True:
-                try:
-                    answer = get_split(tf.GetSplitRequest(iteration_id=iteration_id), timeout=10)
-                except grpc.RpcError as error:
-                    assert error.code() is grpc.StatusCode.UNAVAILABLE
-                    continue
-                if answer.end_of_splits:
-                    break
-                got.append(answer.split)
-        dispatcher.wait_until_over()
-    assert len(set(got)) == len(got), "a split was handed out twice"
-    # GetSplit is not numbered: a split whose answer was lost is lost, one a crash at the most.
-    lost = SPLITS - len(got)
-    assert lost <= CRASHES
-    if point == "before-append":
-        assert lost == 0

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import pathlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -160,33 +160,6 @@ class Read:
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(4) as running:
         yield running
-
-
-def test_each_step_of_joining_survives_a_restart_of_the_dispatcher(tmp_path: pathlib.Path) -> None:
-    with DispatcherProcess(tmp_path, worker_timeout_ms=-1) as dispatcher:
-        read = Read(dispatcher)
-        uid = next(NUMBERS)
-        (definition,) = [
-            task for task in read.worker("w2:1", uid).new_tasks if task.task_id != read.task_id
-        ]
-        assert definition.num_consumers == 2
-        asked: list[Callable[[], Any]] = [
-            lambda: read.beat(0, 4),
-            lambda: read.beat(1, 5),
-            lambda: read.beat(0, 5, 7),
-            lambda: read.beat(1, 5, 7),
-            lambda: read.beat(0, 7, 7),
-        ]
-        answers = []
-        for ask in asked:
-            answers.append(ask())
-            dispatcher.kill_and_restart()
-        blocks = [a.block_round if a.HasField("block_round") else None for a in answers]
-        assert blocks == [5, 7, 7, None, None]
-        starting = [[task.starting_round for task in a.task_info] for a in answers]
-        assert starting == [[0]] * 3 + [[0, 7]] * 2
-        assert answers[-1].task_info[1].task_id == definition.task_id
-        assert not read.worker("w2:1", uid, definition.task_id).tasks_to_delete
 
 
 def test_a_task_is_removed_when_all_consumers_ask_in_the_same_round(

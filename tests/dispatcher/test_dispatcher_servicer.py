@@ -17,13 +17,7 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.verification import verify
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.dispatcher import bounds
-from forebay.service.errors import (
-    FailedPrecondition,
-    InvalidArgument,
-    NotFound,
-    Unavailable,
-    Unimplemented,
-)
+from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import metrics_pb2
 from forebay.service.proto.python_pb2 import PythonDataset
@@ -94,13 +88,6 @@ def test_datasets_that_make_no_sense(client: DispatcherClient) -> None:
             register(client, sources=[source])
 
 
-def test_the_same_id_for_another_structure(client: DispatcherClient) -> None:
-    assert register(client, dataset_id="mine", metadata=b"\n\x011") == "mine"
-    assert register(client, dataset_id="mine", metadata=b"\n\x011") == "mine"
-    with pytest.raises(InvalidArgument, match="same structure"):
-        register(client, dataset_id="mine", metadata=b"\n\x012")
-
-
 @pytest.mark.parametrize(
     ("said", "why"),
     [
@@ -138,26 +125,6 @@ def test_what_a_dataset_says_is_bounded(
         client.call(request, pb.RegisterDatasetResponse)
 
 
-def test_an_id_that_a_client_chose_is_given_to_no_other_dataset(client: DispatcherClient) -> None:
-    assert register(client, structure='{"dict":[]}', dataset_id="chosen") == "chosen"
-    given = register(client, structure='{"dict":[]}')
-    assert given != "chosen"
-    assert register(client, structure='{"dict":[]}', dataset_id="chosen too") == "chosen too"
-    assert register(client, structure='{"dict":[]}') == given
-
-
-def test_a_job_with_other_parameters_is_refused(client: DispatcherClient) -> None:
-    dataset_id = register(client, unsplittable="node n of op Generator yields no splits")
-    with pytest.raises(Unimplemented, match="node n of op Generator"):
-        job(client, dataset_id, sharding=ev.DYNAMIC)
-    with pytest.raises(NotFound, match=r"not in the workers list.*worker_addresses"):
-        job(client, dataset_id, sharding=ev.FILE)
-    assert job(client, dataset_id, job_name="j") == job(client, dataset_id, job_name="j")
-    other = register(client, sources=[ev.SplitSource(count=1)])
-    with pytest.raises(InvalidArgument, match="different parameters"):
-        job(client, other, job_name="j", sharding=ev.DYNAMIC)
-
-
 def test_lease_requests_that_make_no_sense_are_refused(client: DispatcherClient) -> None:
     dataset_id = register(client, sources=[ev.SplitSource(count=10)])
     for sharding in (ev.OFF, ev.DYNAMIC):
@@ -182,22 +149,6 @@ def test_lease_requests_that_make_no_sense_are_refused(client: DispatcherClient)
     back.returned.add(lease_id=lease.lease_id, count=lease.count + 1)
     with pytest.raises(InvalidArgument, match="cannot be returned"):
         client.call(back, pb.LeaseSplitsResponse)
-
-
-def test_repeated_requests_skip_a_split_once(client: DispatcherClient) -> None:
-    dataset_id = register(client, sources=[ev.SplitSource(count=10)])
-    job_id = job(client, dataset_id, job_name="skips")
-    client.call(pb.JoinIterationRequest(job_id=job_id), pb.JoinIterationResponse)
-    worker = pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="skips:1", uid=2)
-    task = client.call(worker, pb.WorkerHeartbeatResponse).tasks[-1]
-    skip = pb.SkipSplitRequest(task_id=task.task_id, split=3, element=1, reason="why", limit=1)
-    skip.request.number = 1
-    for _ in range(2):
-        assert client.call(skip, pb.SkipSplitResponse).skipped
-    skip.request.number = 2
-    assert not client.call(skip, pb.SkipSplitResponse).skipped
-    with pytest.raises(NotFound, match="Task 4711 not found"):
-        client.call(pb.SkipSplitRequest(task_id=4711), pb.SkipSplitResponse)
 
 
 def test_user_metrics_are_summed_over_tasks_and_shown(client: DispatcherClient) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from forebay import service
 from forebay.journal.verification import repair
 from forebay.service.blocks import Block
 from forebay.service.client.options import ShardingPolicy
@@ -19,7 +18,6 @@ from forebay.service.errors import AnotherJournal, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import open_storage
 
-from ..cluster import WorkerProcess
 from ..redis_server import opened_keys
 from ..standbys import status, wait_until
 from ..stock import GRAPH, DispatcherProcess
@@ -156,33 +154,6 @@ def test_a_worker_joins_a_repaired_journal(
     known.append(beat(worker))  # over two repairs at once
     assert known[1].journal.journal_id != known[0].journal.journal_id
     dispatcher.stop()
-
-
-def test_a_trainer_and_its_worker_wait_for_the_right_journal(tmp_path: pathlib.Path) -> None:
-    journal = str(tmp_path / "journal")
-    with DispatcherProcess(journal) as dispatcher, WorkerProcess(dispatcher.address) as worker:
-        import tensorflow as tf
-
-        dataset = tf.data.Dataset.range(600).map(lambda x: (x, tf.zeros([20_000])))
-        dataset_id = service.register_dataset(dispatcher.target, dataset)
-        got = []
-        elements = service.read(
-            dispatcher.target, dataset_id,
-            processing_mode="distributed_epoch", job_name="month",
-        )  # fmt: skip
-        for number, (element, _) in enumerate(elements):
-            got.append(int(element))
-            if number == 10:
-                dispatcher.kill()
-                bring_back = set_aside(journal)
-                dispatcher.restart()
-                wait_until(lambda: f"worker {worker.address}" in knocking(dispatcher))
-                wait_until(lambda: any(who.startswith("consumer") for who in knocking(dispatcher)))
-                assert status(dispatcher)["workers"] == []
-                dispatcher.kill()
-                bring_back()
-                dispatcher.restart()
-        assert sorted(got) == list(range(600))
 
 
 def knocking(dispatcher: DispatcherProcess) -> list[str]:

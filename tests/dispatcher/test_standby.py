@@ -262,16 +262,6 @@ def test_a_paused_leader_on_local_files_keeps_the_lead_until_it_is_killed(
     assert leases.finish() == list(range(SPLITS))
 
 
-def test_a_dispatcher_leads_again_after_both_were_killed(pair: list[DispatcherProcess]) -> None:
-    leases = Leases(",".join(one.address for one in pair))
-    leases.wait_for_more()
-    for one in pair:
-        one.kill()
-    for one in pair:
-        one.restart()
-    assert leases.finish() == list(range(SPLITS))
-
-
 def test_a_leader_restarted_at_its_address_need_not_wait_for_the_lease(any_storage: str) -> None:
     """It can listen there only if its former process has ended."""
     with DispatcherProcess(any_storage, leader_lease_ms=LONG_LEASE_MS) as dispatcher:
