@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import datetime
 import os
-import pathlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import trustme
@@ -20,7 +20,7 @@ DAY = datetime.timedelta(days=1)
 class Authority:
     """A certificate authority with its files in a directory."""
 
-    def __init__(self, directory: pathlib.Path) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
         directory.mkdir(exist_ok=True)
         self._ca = trustme.CA()
@@ -47,7 +47,7 @@ class Authority:
         return Credentials(tls_ca=str(self.file), tls_cert=str(cert), tls_key=str(key))
 
 
-def token(path: pathlib.Path, text: str, mode: int = 0o600) -> str:
+def token(path: Path, text: str, mode: int = 0o600) -> str:
     """The path of a file with this text."""
     path.write_text(text)
     os.chmod(path, mode)

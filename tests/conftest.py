@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
-import pathlib
 import shutil
 import signal
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -32,7 +32,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 # Journals are in memory where there is room: other tests can make a disk's fsync take seconds.
 # What a power failure leaves of files is for the simulation, and for tests/storage/test_torn.py.
-MEMORY = pathlib.Path("/dev/shm")
+MEMORY = Path("/dev/shm")
 if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 8 << 30:
     os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
@@ -70,7 +70,7 @@ LONG = (
     *("storage/test_server_unavailable.py", "storage/test_postgres_unavailable.py"),
     *("transport/test_short_lived_connections.py", "transport/test_stalling_peers.py"),
 )  # fmt: skip
-TESTS = pathlib.Path(__file__).parent
+TESTS = Path(__file__).parent
 
 
 @pytest.hookimpl(wrapper=True)
@@ -86,7 +86,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def is_long(path: pathlib.Path) -> bool:
+def is_long(path: Path) -> bool:
     return any(path.is_relative_to(TESTS / name) for name in LONG)
 
 
@@ -193,7 +193,7 @@ def workers(dispatcher: DispatcherProcess) -> Iterator[None]:
 
 
 @pytest.fixture(params=["files", "redis"])
-def any_storage(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
+def any_storage(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of a new storage, of each kind that outlasts a process.
 
     On PostgreSQL, which is as Redis to a dispatcher, only where a test asks for it: ON_ALL.

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import pathlib
 import shutil
 import struct
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from .ordered_reads import as_bytes
 
 FORMATS = ("arrayrecord", "tfrecord", "parquet", "arrow", "webdataset", "mds", "jsonl")
 SUFFIX = {"arrayrecord": "array_record", "webdataset": "tar"}
-MDS = pathlib.Path(__file__).parent / "pipelines" / "mds"
+MDS = Path(__file__).parent / "pipelines" / "mds"
 MDS_RECORDS = 40
 GROUP = 7  # rows of a Parquet file's row group
 
@@ -74,13 +74,13 @@ def all_of(request: pb.RegisterDatasetRequest) -> list[bytes]:
     return [*map(flat, all_records(request))]
 
 
-def pattern(format: str, directory: pathlib.Path) -> str:  # noqa: A002
+def pattern(format: str, directory: Path) -> str:  # noqa: A002
     if format == "mds":
         return str(directory / "mds")
     return str(directory / f"*.{SUFFIX.get(format, format)}")
 
 
-def written(format: str, directory: pathlib.Path, counts: Sequence[int]) -> list[Any]:  # noqa: A002
+def written(format: str, directory: Path, counts: Sequence[int]) -> list[Any]:  # noqa: A002
     """Writes files of so many records (of MDS, the directory), and returns the records, as the
     format's own library reads them."""
     if format == "mds":
@@ -220,7 +220,7 @@ MEGATRON_DTYPES = {
 }  # fmt: skip
 
 
-def write_megatron(path: pathlib.Path, sequences: list[Any], dtype: str) -> None:
+def write_megatron(path: Path, sequences: list[Any], dtype: str) -> None:
     """As `_IndexWriter` of Megatron-LM's indexed_dataset.py writes it, a sequence a document."""
     path.with_suffix(".bin").write_bytes(
         b"".join(np.array(one, dtype).tobytes() for one in sequences)

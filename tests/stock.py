@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import pathlib
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -118,7 +118,7 @@ class ServerProcess:
 class DispatcherProcess:
     """`forebay dispatcher`, on one port over all its restarts."""
 
-    def __init__(self, storage: str | pathlib.Path, **options: object) -> None:
+    def __init__(self, storage: str | Path, **options: object) -> None:
         self._command = ["-m", "forebay.service.cli", "dispatcher"]
         for name, value in {"storage": storage, **options}.items():
             flag = f"--{name.replace('_', '-')}"

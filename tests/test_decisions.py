@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pathlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "scripts" / "decisions.py"
 
 FIRST = "## 1. A window of bytes\n\n*2026-11-21 · in force*\n\n**Decision.** Bytes.\n"
@@ -17,7 +17,7 @@ SECOND = (
 )
 
 
-def decisions(folder: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def decisions(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPT), *arguments, str(folder)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
@@ -36,7 +36,7 @@ def test_the_present_index_is_up_to_date() -> None:
         (SECOND.replace("2. A", "A"), "is not `## <number>. <title>`"),
     ],
 )
-def test_faults_are_refused(tmp_path: pathlib.Path, second: str, fault: str) -> None:
+def test_faults_are_refused(tmp_path: Path, second: str, fault: str) -> None:
     (tmp_path / "delivery.md").write_text(FIRST)
     (tmp_path / "worker.md").write_text(second)
     done = decisions(tmp_path)

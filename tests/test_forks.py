@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pathlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +22,7 @@ sys.exit(7)
 
 @pytest.mark.parametrize("how", ["-c", "-m", "file"])
 def test_a_fork_is_as_its_command_would_be(
-    how: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MARK", "here")
     monkeypatch.chdir(tmp_path)
@@ -50,7 +50,7 @@ def test_forks_end_with_the_process_that_is_forked() -> None:
         "fork = Fork(['-c', 'import signal; print(1, flush=True); signal.pause()'], ('json',))\n"
         "fork.line(); print(fork.pid, flush=True); os.kill(os.getpid(), 9)\n"
     )
-    root = pathlib.Path(__file__).parent.parent
+    root = Path(__file__).parent.parent
     ran = subprocess.run(
         [sys.executable, "-c", parent], cwd=root, stdout=subprocess.PIPE, text=True, timeout=60
     )

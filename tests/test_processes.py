@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import pathlib
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -48,12 +48,12 @@ time.sleep(600)
 def gone(pid: int) -> bool:
     """Whether a process has ended, even if nobody has asked for its exit code."""
     try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
         return True
 
 
-def kill_parent(tmp_path: pathlib.Path, also: str = "") -> int:
+def kill_parent(tmp_path: Path, also: str = "") -> int:
     """Start a child of a child, kill the parent, and return who is left."""
     program = PARENT.format(also=also)
     parent = subprocess.Popen(
@@ -77,15 +77,15 @@ def test_a_python_dataset_of_a_daemon_whose_descriptors_are_closed() -> None:
     assert (done.stdout, done.returncode) == (b"[0, 0, 1, 1, 2, 2]", 0)
 
 
-def test_a_child_ends_with_its_parent(tmp_path: pathlib.Path) -> None:
+def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
     wait_until_gone(kill_parent(tmp_path))
 
 
-def test_even_one_that_is_paused(tmp_path: pathlib.Path) -> None:
+def test_even_one_that_is_paused(tmp_path: Path) -> None:
     wait_until_gone(kill_parent(tmp_path, "child.send_signal(19)"))
 
 
-def test_output_goes_to_the_log(tmp_path: pathlib.Path) -> None:
+def test_output_goes_to_the_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
     for number in range(3):
         child = ChildProcess([sys.executable, "-c", f"print({number})"], log)
@@ -95,7 +95,7 @@ def test_output_goes_to_the_log(tmp_path: pathlib.Path) -> None:
     assert "cannot run no-such-command" in tail(log, 1)
 
 
-def test_end(tmp_path: pathlib.Path) -> None:
+def test_end(tmp_path: Path) -> None:
     polite = ChildProcess(["sleep", "600"], tmp_path / "log")
     assert polite.end() == polite.end() == -signal.SIGTERM
     deaf = "import signal; signal.signal(15, signal.SIG_IGN); print(1, flush=True); signal.pause()"
@@ -110,12 +110,12 @@ def test_end(tmp_path: pathlib.Path) -> None:
 def test_a_free_port_is_free_and_stays_so() -> None:
     ports = {free_port() for _ in range(20)}
     assert len(ports) > 1
-    lowest = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert all(port < lowest for port in ports)
 
 
 def test_a_child_is_not_told_what_was_meant_for_its_parent(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FOREBAY_STORAGE", "file:///of/somebody/else")
     show = "import os; print(sorted(k for k in os.environ if k.startswith('FOREBAY')))"

@@ -6,11 +6,11 @@ import collections
 import functools
 import json
 import os
-import pathlib
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +33,7 @@ def children() -> set[str]:
     listed = subprocess.run(
         ["ps", "-o", "pid=", "--ppid", str(os.getpid())], capture_output=True, text=True
     ).stdout.split()
-    return {pid for pid in listed if pathlib.Path(f"/proc/{pid}/cmdline").exists()}
+    return {pid for pid in listed if Path(f"/proc/{pid}/cmdline").exists()}
 
 
 def test_start_read_stop_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,19 +133,19 @@ def test_a_stock_worker_and_a_stock_client_in_the_dispatchers_process() -> None:
         del worker
 
 
-def test_a_storage_is_not_among_the_arguments_of_a_process(tmp_path: pathlib.Path) -> None:
+def test_a_storage_is_not_among_the_arguments_of_a_process(tmp_path: Path) -> None:
     """Its URL may have a password."""
     config = service.DispatcherConfig(storage=f"file://{tmp_path}")
     assert str(tmp_path) not in repr(config)
     with service.DispatchServer(config) as dispatcher:
         assert dispatcher._process is not None
-        arguments = pathlib.Path(f"/proc/{dispatcher._process.pid}/cmdline").read_text()
+        arguments = Path(f"/proc/{dispatcher._process.pid}/cmdline").read_text()
         assert "dispatcher" in arguments
         assert str(tmp_path) not in arguments
         assert [*tmp_path.iterdir()], "it is used"
 
 
-def test_servers_live_as_tensorflows_do(tmp_path: pathlib.Path) -> None:
+def test_servers_live_as_tensorflows_do(tmp_path: Path) -> None:
     """As their own tests use them: their configurations, and what has no public name."""
     dispatcher = service.DispatchServer(start=False)
     assert dispatcher.target == ""
@@ -233,7 +233,7 @@ def test_what_tensorflows_configurations_say_of_epochs_under_dynamic(
     assert caplog.messages == ["DispatcherConfig: shiny has no effect here"]
 
 
-def wait_for(gate: pathlib.Path) -> Any:
+def wait_for(gate: Path) -> Any:
     """Waits for a file without Python, which a save cannot have."""
 
     def look(found: tf.Tensor) -> list[tf.Tensor]:
@@ -249,7 +249,7 @@ def wait_for(gate: pathlib.Path) -> Any:
 
 @pytest.mark.parametrize("servers", [stock, service], ids=["TensorFlow's", "Forebay's"])
 def test_what_becomes_of_a_save_is_told_as_by_tensorflows_servers(
-    servers: Any, tmp_path: pathlib.Path
+    servers: Any, tmp_path: Path
 ) -> None:
     path, gate = tmp_path / "save", tmp_path / "gate"
     config = servers.DispatcherConfig(work_dir=str(tmp_path / "work"), fault_tolerant_mode=True)
@@ -346,7 +346,7 @@ def test_a_worker_that_is_forgotten_is_stopped_in_the_main_thread_at_exit_only()
 
 
 def test_variables_for_servers_are_not_for_its_dispatcher(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are there for a server that the user runs besides, from the same profile."""
     monkeypatch.setenv("FOREBAY_STORAGE", str(tmp_path / "journal"))

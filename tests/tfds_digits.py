@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,7 @@ class DigitsInOrder(Digits):
         return tfds.core.DatasetInfo(builder=self, features=info.features, disable_shuffling=True)
 
 
-def prepared(folder: pathlib.Path, kind: type[Digits] = Digits, files: int = FILES) -> Any:
+def prepared(folder: Path, kind: type[Digits] = Digits, files: int = FILES) -> Any:
     """A builder whose data set lies in this folder."""
     builder = kind(data_dir=folder)
     builder.download_and_prepare(download_config=tfds.download.DownloadConfig(num_shards=files))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,7 +26,7 @@ def forebay(*arguments: object, timeout_s: int = 60) -> subprocess.CompletedProc
 
 
 @pytest.mark.timeout(200)  # TensorFlow is imported eight times, on whatever else is going on
-def test_rows_run(tmp_path: pathlib.Path) -> None:
+def test_rows_run(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     done = forebay(
         *("scalars", "file_tokens", "--quick", "--json", file, "--directory", tmp_path),
@@ -69,12 +69,12 @@ def broken(_: Setting) -> list[Result]:
     raise ForebayError("a worker ended\nas its log says")
 
 
-def run_here(file: pathlib.Path, *rows: str) -> None:
+def run_here(file: Path, *rows: str) -> None:
     bench(list(rows), 1, True, str(file), str(file.parent))
 
 
 def test_a_row_that_fails_does_not_cost_the_others(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(run.ROWS, "row", measured)
     monkeypatch.setitem(run.ROWS, "broken", broken)
@@ -95,7 +95,7 @@ def test_a_row_that_fails_does_not_cost_the_others(
 
 
 def test_an_interrupted_run_keeps_what_it_has(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(_: Setting) -> list[Result]:
         raise KeyboardInterrupt

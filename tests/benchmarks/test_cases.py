@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pathlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from forebay.storage.tfrecord import read_frames
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("files")
     RECORDS.write(directory, quick=True)
     return directory
@@ -26,9 +26,7 @@ def size_of(batch: Any) -> int:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("file_")])
-def test_a_trainer_gets_as_many_elements_at_once_as_are_counted(
-    name: str, files: pathlib.Path
-) -> None:
+def test_a_trainer_gets_as_many_elements_at_once_as_are_counted(name: str, files: Path) -> None:
     case = CASES[name]
     dataset = case.dataset(files, 0)
     cardinality = int(dataset.cardinality())
@@ -40,11 +38,11 @@ def test_a_trainer_gets_as_many_elements_at_once_as_are_counted(
 
 
 @pytest.mark.parametrize("name", ["scalars", "splits"])
-def test_a_size_makes_an_end(name: str, files: pathlib.Path) -> None:
+def test_a_size_makes_an_end(name: str, files: Path) -> None:
     assert len(list(CASES[name].dataset(files, 7))) == 7
 
 
-def test_records_are_whole_and_differ(files: pathlib.Path) -> None:
+def test_records_are_whole_and_differ(files: Path) -> None:
     with RECORDS.file(files).open("rb") as opened:
         contents = [data for _, data in read_frames(opened.fileno())]
     assert {len(data) for data in contents} == {1024}

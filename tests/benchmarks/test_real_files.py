@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import pathlib
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ def digest(elements: Iterable[Any]) -> list[bytes]:
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("files")
     for case in FILE_CASES.values():
         case.content.write(directory, quick=True)
@@ -55,9 +55,7 @@ def peer_target() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("row", FILE_CASES)
-def test_all_ways_give_the_same(
-    row: str, files: pathlib.Path, target: str, peer_target: str
-) -> None:
+def test_all_ways_give_the_same(row: str, files: Path, target: str, peer_target: str) -> None:
     dataset = pipeline(FILE_CASES[row], files, SIZE)
     wanted = digest(dataset)
     assert len(wanted) == SIZE
@@ -70,7 +68,7 @@ def test_all_ways_give_the_same(
 
 
 @pytest.mark.parametrize("way", ["eager", *DRIVERS])
-def test_readings_count(way: str, files: pathlib.Path) -> None:
+def test_readings_count(way: str, files: Path) -> None:
     reading = answer(way, "file_image_batches", warm_up_s=0.0, seconds=0.01, directory=files)
     assert reading.elements >= 1
     assert reading.client_cpu_s > 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pathlib
+from pathlib import Path
 
 from forebay.benchmarks.setting import Setting
 
 
-def test_every_other_round_begins_at_the_other_end(tmp_path: pathlib.Path) -> None:
+def test_every_other_round_begins_at_the_other_end(tmp_path: Path) -> None:
     setting = Setting(rounds=3, quick=True, path=tmp_path, seconds=0.1, warm_up_s=0.1)
     turns: list[str] = []
 

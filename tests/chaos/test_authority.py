@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +12,7 @@ from forebay.chaos import authority as module
 from forebay.service.connections import reloaded
 
 
-def test_it_issues_anew_in_one_step(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_issues_anew_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reloaded, "CHECK_S", 0.0)
     authority = module.Authority(tmp_path, ["127.0.0.1", "192.0.2.1"])
     own = authority.credentials

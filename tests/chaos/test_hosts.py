@@ -8,16 +8,16 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import pathlib
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from forebay.chaos.hosts import REMEDY, Network, enter_private_network
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 CHAOS = (sys.executable, "-m", "forebay.service.cli", "chaos", "--hosts")
 ONLY = tuple(f"--only={each}" for each in ("isolate worker", "sever network", "kill dispatcher"))
 TIMEOUT_S = 280
@@ -50,7 +50,7 @@ def test_partitions() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(TIMEOUT_S + 20)
-def test_every_promise_is_kept_under_partitions(tmp_path: pathlib.Path) -> None:
+def test_every_promise_is_kept_under_partitions(tmp_path: Path) -> None:
     before = interfaces()
     report_file = tmp_path / "report.json"
     code, said = call(
@@ -76,12 +76,12 @@ class TestErrors:
             code, said = call(*CHAOS, "--minutes", "0.05")
         assert not require_allowed_or_refused(code, said), said
 
-    def test_no_program(self, tmp_path: pathlib.Path) -> None:
+    def test_no_program(self, tmp_path: Path) -> None:
         code, said = call(*CHAOS, PATH=str(tmp_path), TMPDIR=str(tmp_path))
         if require_allowed_or_refused(code, said):
             assert code != 0 and "cannot run ip: " in said and "iproute2" in said
 
-    def test_a_storage_elsewhere(self, tmp_path: pathlib.Path) -> None:
+    def test_a_storage_elsewhere(self, tmp_path: Path) -> None:
         code, said = call(*CHAOS, "--storage", "redis://127.0.0.1:1", TMPDIR=str(tmp_path))
         if require_allowed_or_refused(code, said):
             assert code != 0 and "use --storage redis" in said

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pathlib
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -28,7 +28,7 @@ RECORDS: tuple[Record, ...] = (
 )
 
 
-def test_round_trip(tmp_path: pathlib.Path) -> None:
+def test_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "records"
     assert list(read_records(path)) == []
     recorder = Recorder(path)
@@ -38,7 +38,7 @@ def test_round_trip(tmp_path: pathlib.Path) -> None:
     recorder.close()
 
 
-def test_cut_at_every_byte(tmp_path: pathlib.Path) -> None:
+def test_cut_at_every_byte(tmp_path: Path) -> None:
     """What was written whole counts, and the next process can go on."""
     path = tmp_path / "records"
     recorder = Recorder(path)

@@ -6,10 +6,10 @@ import contextlib
 import io
 import itertools
 import json
-import pathlib
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,7 @@ def read_by(consumers: int, dispatcher: DispatcherProcess, dataset_id: str, **ho
 class Reads:
     """A journal, and what was read from it."""
 
-    def __init__(self, journal: pathlib.Path) -> None:
+    def __init__(self, journal: Path) -> None:
         self.journal = journal
         with DispatcherProcess(journal) as dispatcher, WorkerProcess(dispatcher.address):
             self.dataset_id = service.register_dataset(dispatcher.target, numbers, splits=SPLITS)
@@ -204,7 +204,7 @@ def test_an_unordered_job(reads: Reads) -> None:
     assert "sharding DYNAMIC" in reads.in_words("unordered")
 
 
-def test_errors(reads: Reads, tmp_path: pathlib.Path) -> None:
+def test_errors(reads: Reads, tmp_path: Path) -> None:
     for wrong, options in (
         ("job 'nonsense' is not in the journal; these are: train (id ", ("nonsense",)),
         ("unordered is not read in order", ("unordered", "--step", 1)),

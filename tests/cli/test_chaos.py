@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -26,7 +26,7 @@ NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}
 """TensorFlow would leave that of functions that it translates, beside them in TMPDIR."""
 
 
-def start(directory: pathlib.Path, *arguments: object) -> subprocess.Popen[str]:
+def start(directory: Path, *arguments: object) -> subprocess.Popen[str]:
     """Start it, with its temporary files in `directory`."""
     return subprocess.Popen(
         [sys.executable, "-m", "forebay.service.cli", "chaos", *map(str, arguments)],
@@ -49,7 +49,7 @@ def wait_until(condition: Callable[[], object], process: subprocess.Popen[str]) 
         time.sleep(0.05)
 
 
-def blocks(directory: pathlib.Path) -> list[Got]:
+def blocks(directory: Path) -> list[Got]:
     """What the first trainer has got so far."""
     return [r for r in read_records(directory / "trainer0.records") if isinstance(r, Got)]
 
@@ -57,7 +57,7 @@ def blocks(directory: pathlib.Path) -> list[Got]:
 def children(parent: int) -> set[int]:
     """The processes that a process has started and that have not ended."""
     found = set()
-    for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
+    for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, ppid = path.read_text().rpartition(")")[2].split()[:2]
         except (FileNotFoundError, ProcessLookupError):
@@ -67,7 +67,7 @@ def children(parent: int) -> set[int]:
     return found
 
 
-def test_every_promise_is_kept(tmp_path: pathlib.Path) -> None:
+def test_every_promise_is_kept(tmp_path: Path) -> None:
     """On Redis; .ci/run has `make chaos` on files and on PostgreSQL."""
     report_file = tmp_path / "report.json"
     temporary = tmp_path / "temporary"
@@ -90,7 +90,7 @@ def test_every_promise_is_kept(tmp_path: pathlib.Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_a_broken_promise(tmp_path: pathlib.Path) -> None:
+def test_a_broken_promise(tmp_path: Path) -> None:
     """A trainer that says it got a block twice.
 
     No fault hits it: where one is lost too, two are as many as were leased.
@@ -113,7 +113,7 @@ def test_a_broken_promise(tmp_path: pathlib.Path) -> None:
     assert (out / "journal").is_dir() and (out / "worker0.log").is_file()
 
 
-def test_ctrl_c_leaves_nothing_behind(tmp_path: pathlib.Path) -> None:
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     process = start(tmp_path)
 
     def running() -> bool:
@@ -125,16 +125,16 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: pathlib.Path) -> None:
     process.send_signal(signal.SIGINT)
     code, said = finish(process)
     assert code == 130, said
-    assert not any(pathlib.Path(f"/proc/{pid}").exists() for pid in started)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in started)
     assert list(tmp_path.iterdir()) == []
 
 
 class TestErrors:
-    def test_a_directory_that_is_there(self, tmp_path: pathlib.Path) -> None:
+    def test_a_directory_that_is_there(self, tmp_path: Path) -> None:
         code, said = finish(start(tmp_path, "--out", tmp_path))
         assert code == 1 and "name a new directory" in said
 
-    def test_a_storage_in_use(self, tmp_path: pathlib.Path) -> None:
+    def test_a_storage_in_use(self, tmp_path: Path) -> None:
         storage = open_storage(str(tmp_path / "journal"))
         writer = storage.open_writer("test")
         writer.append([b"an event"])
@@ -143,7 +143,7 @@ class TestErrors:
         code, said = finish(start(tmp_path, "--storage", tmp_path / "journal"))
         assert code == 1 and "holds a journal already" in said
 
-    def test_a_storage_that_cannot_be_used(self, tmp_path: pathlib.Path) -> None:
+    def test_a_storage_that_cannot_be_used(self, tmp_path: Path) -> None:
         code, said = finish(start(tmp_path, "--storage", "/proc/forebay"))
         assert code == 1 and "dispatcher" in said and "before there were any faults" in said
         (kept,) = tmp_path.iterdir()
@@ -151,7 +151,7 @@ class TestErrors:
         code, said = finish(start(tmp_path, "--storage", "memory:"))
         assert code == 1 and "memory:" in said
 
-    def test_no_redis_server(self, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_no_redis_server(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
         code, said = finish(start(tmp_path, "--storage", "redis"))
         assert code == 1 and "install redis-server" in said

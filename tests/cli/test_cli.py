@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import pathlib
 import re
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,7 +68,7 @@ def line_of(done: subprocess.CompletedProcess[str], code: int = 1) -> str:
 
 
 @pytest.fixture
-def dispatcher(tmp_path: pathlib.Path) -> Iterator[DispatcherProcess]:
+def dispatcher(tmp_path: Path) -> Iterator[DispatcherProcess]:
     with DispatcherProcess(tmp_path / "journal") as running:
         client = DispatcherClient(running.target)
         register = pb.RegisterDatasetRequest(graph=GRAPH, sources=[ev.SplitSource(count=9)])
@@ -176,7 +176,7 @@ class TestErrors:
         done = forebay("dispatcher", "--storage=ftp://x", FOREBAY_LOG_LEVEL="debug")
         assert " DEBUG " in done.stderr and "forebay: storage 'ftp://x'" in done.stderr
 
-    def test_a_storage_that_cannot_be_used(self, tmp_path: pathlib.Path) -> None:
+    def test_a_storage_that_cannot_be_used(self, tmp_path: Path) -> None:
         message = error_of("dispatcher", FOREBAY_STORAGE="ftp://host/x")
         assert "scheme" in message and message.endswith("(--storage, FOREBAY_STORAGE)")
         assert "can be made" in error_of("dispatcher", "--storage", "/proc/forebay")
@@ -184,7 +184,7 @@ class TestErrors:
         assert str(tmp_path / "file") in error_of("dispatcher", "--storage", tmp_path / "file")
 
     def test_a_second_dispatcher_on_a_journal(
-        self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+        self, dispatcher: DispatcherProcess, tmp_path: Path
     ) -> None:
         message = error_of("dispatcher", "--storage", tmp_path / "journal")
         assert "in use" in message and dispatcher.address in message
@@ -197,7 +197,7 @@ class TestErrors:
             done = subprocess.run(command, capture_output=True, text=True, timeout=60)
             assert "choose another" in line_of(done)
 
-    def test_a_journal_of_a_newer_format(self, tmp_path: pathlib.Path) -> None:
+    def test_a_journal_of_a_newer_format(self, tmp_path: Path) -> None:
         storage = open_storage(str(tmp_path))
         writer = storage.open_writer("test")
         elected = ev.LeaderElected(term=1, format=99)
@@ -208,7 +208,7 @@ class TestErrors:
         assert "upgrade" in error_of("journal", "show", tmp_path)
         assert before == {p: p.read_bytes() for p in (tmp_path / "segments").iterdir()}
 
-    def test_a_corrupt_journal(self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path) -> None:
+    def test_a_corrupt_journal(self, dispatcher: DispatcherProcess, tmp_path: Path) -> None:
         dispatcher.stop()
         journal = tmp_path / "journal"
         segment = min((journal / "segments").iterdir())
@@ -237,7 +237,7 @@ class TestErrors:
         last = done.stderr.splitlines()[-1]
         assert "no dispatcher answers at 127.0.0.1:1" in last and "Traceback" not in done.stderr
 
-    def test_a_path_that_holds_no_journal(self, tmp_path: pathlib.Path) -> None:
+    def test_a_path_that_holds_no_journal(self, tmp_path: Path) -> None:
         for command in ("show", "verify", "stats", "repair"):
             assert "no journal" in error_of("journal", command, tmp_path / "nothing")
 
@@ -247,9 +247,7 @@ class TestErrors:
 
 
 class TestJournal:
-    def test_show_while_it_is_in_use(
-        self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
-    ) -> None:
+    def test_show_while_it_is_in_use(self, dispatcher: DispatcherProcess, tmp_path: Path) -> None:
         journal = tmp_path / "journal"
         shown = forebay("journal", "show", journal)
         names = [line.split()[2] for line in shown.stdout.splitlines()]
@@ -260,9 +258,7 @@ class TestJournal:
         lines = forebay("journal", "show", journal, "--limit", 2, "--json").stdout.splitlines()
         assert [json.loads(line)["sequence"] for line in lines] == [4, 5]
 
-    def test_the_state_as_of_an_event(
-        self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
-    ) -> None:
+    def test_the_state_as_of_an_event(self, dispatcher: DispatcherProcess, tmp_path: Path) -> None:
         journal = tmp_path / "journal"
         early, late = (
             json.loads(forebay("journal", "show", journal, "--at", at, "--json").stdout)
@@ -274,7 +270,7 @@ class TestJournal:
         live = json.loads(forebay("status", dispatcher.target, "--json").stdout)
         assert late == {name: live[name] for name in late}
 
-    def test_stats_and_verify(self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path) -> None:
+    def test_stats_and_verify(self, dispatcher: DispatcherProcess, tmp_path: Path) -> None:
         counted = json.loads(forebay("journal", "stats", tmp_path / "journal", "--json").stdout)
         assert counted["events"]["job_created"] == 1 and counted["last"] == 5
         verified = forebay("journal", "verify", tmp_path / "journal")
@@ -282,7 +278,7 @@ class TestJournal:
         report = json.loads(forebay("journal", "verify", tmp_path / "journal", "--json").stdout)
         assert report["blobs"] == 1 and report["problems"] == []
 
-    def test_tail_follows(self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path) -> None:
+    def test_tail_follows(self, dispatcher: DispatcherProcess, tmp_path: Path) -> None:
         process = subprocess.Popen(
             [sys.executable, "-m", "forebay.service.cli", "journal", "tail",
              str(tmp_path / "journal"), "--limit", "1"],
@@ -303,7 +299,7 @@ class TestJournal:
 
 
 class TestServers:
-    def test_a_clean_stop(self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path) -> None:
+    def test_a_clean_stop(self, dispatcher: DispatcherProcess, tmp_path: Path) -> None:
         assert dispatcher.stop() == 0
         with DispatcherProcess(tmp_path / "journal") as again:
             status = json.loads(forebay("status", again.target, "--json").stdout)
@@ -311,7 +307,7 @@ class TestServers:
             assert again.stop() == 0
 
     def test_a_log_in_json_has_each_decision(
-        self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+        self, dispatcher: DispatcherProcess, tmp_path: Path
     ) -> None:
         assert dispatcher.stop() == 0
         command = ["-m", "forebay.service.cli", "dispatcher", "--log-format", "json", "--storage"]
@@ -440,7 +436,7 @@ class TestServers:
             wait_for_workers(dispatcher.target, 1, timeout_s=-1)
 
     @pytest.mark.parametrize("forks", [False, True])
-    def test_a_dispatcher_ends_with_its_parent(self, tmp_path: pathlib.Path, forks: bool) -> None:
+    def test_a_dispatcher_ends_with_its_parent(self, tmp_path: Path, forks: bool) -> None:
         """Whoever the parent has forked lives on, and has all that the parent had open."""
         program = (
             "from forebay import service; import os, signal, sys, threading\n"

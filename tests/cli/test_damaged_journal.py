@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pathlib
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +15,7 @@ from forebay.storage import Corrupt, FileStorage
 @pytest.mark.parametrize("damaged", [1, 4, -1])
 @pytest.mark.parametrize("limit", [0, 3, 50])
 def test_each_event_before_the_damage_is_shown_once(
-    tmp_path: pathlib.Path, damaged: int, limit: int
+    tmp_path: Path, damaged: int, limit: int
 ) -> None:
     storage = FileStorage(tmp_path, segment_bytes=100)
     writer = storage.open_writer("the test")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import pathlib
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,12 +22,12 @@ from forebay.storage.tfrecord import frame
 
 from ..core.make_fold import FOLDS
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/journal/golden/format-1"
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page's program, beside the modules that its command makes."""
     directory = tmp_path_factory.mktemp("page")
     for proto in ("journal/proto/events.proto", "storage/proto/segment.proto"):
@@ -38,7 +38,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     (directory / "program.py").write_text(
         f"{code}\nassert not any(m.split('.')[0] == 'forebay' for m in sys.modules)\n"
     )
-    protoc = [pathlib.Path(sys.executable).with_name("protoc"), "-I.", *command.split()]
+    protoc = [Path(sys.executable).with_name("protoc"), "-I.", *command.split()]
     subprocess.run(protoc, cwd=directory, check=True, timeout=60)
     return directory / "program.py"
 
@@ -47,7 +47,7 @@ def lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def read(program: pathlib.Path, journal: pathlib.Path) -> list[dict[str, Any]]:
+def read(program: Path, journal: Path) -> list[dict[str, Any]]:
     ran = subprocess.run(
         [sys.executable, program.name, journal],
         cwd=program.parent, capture_output=True, text=True, timeout=60,
@@ -56,13 +56,13 @@ def read(program: pathlib.Path, journal: pathlib.Path) -> list[dict[str, Any]]:
     return lines(ran.stdout)
 
 
-def shown(journal: pathlib.Path) -> list[dict[str, Any]]:
+def shown(journal: Path) -> list[dict[str, Any]]:
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         app(["journal", "show", str(journal), "--limit", "0", "--json"], standalone_mode=False)
     return lines(printed.getvalue())
 
 
-def fold(name: str, journal: pathlib.Path) -> None:
+def fold(name: str, journal: Path) -> None:
     """A journal of two writers, which a crash has cut off."""
     events = json.loads((FOLDS / f"format-1-{name}.json").read_text())["events"]
     for part in (events[:20], events[20:]):
@@ -74,9 +74,7 @@ def fold(name: str, journal: pathlib.Path) -> None:
     last.write_bytes(last.read_bytes() + frame(b"unfinished" * 99)[:500])
 
 
-def test_the_program_reads_what_journal_show_prints(
-    program: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_the_program_reads_what_journal_show_prints(program: Path, tmp_path: Path) -> None:
     """All kinds of events are in the folds. In the golden journal a writer was displaced."""
     journals = [tmp_path / "golden"]
     shutil.copytree(GOLDEN, journals[0])
@@ -92,9 +90,7 @@ def test_the_program_reads_what_journal_show_prints(
         assert found == shown(journal)
 
 
-def test_the_program_finds_the_bundles_that_the_audit_names(
-    program: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_the_program_finds_the_bundles_that_the_audit_names(program: Path, tmp_path: Path) -> None:
     fold("claimed", tmp_path / "claimed")
     _, histories, _ = _replayed(FileStorage(tmp_path / "claimed"))
     (history,) = [each for each in histories.jobs.values() if each.job.is_claimed]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +18,7 @@ from ..terminals import written_to
 
 
 @pytest.fixture
-def journal(tmp_path: pathlib.Path) -> str:
+def journal(tmp_path: Path) -> str:
     """A journal of 3 × SHOWN events."""
     url = f"file://{tmp_path / 'journal'}"
     storage = open_storage(url)

@@ -6,12 +6,12 @@ import contextlib
 import datetime
 import io
 import os
-import pathlib
 import shutil
 import subprocess
 import tarfile
 import tracemalloc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import braceexpand
@@ -55,9 +55,7 @@ def count_of(records: FileRecords) -> int:
 # An index.
 
 
-def test_a_damaged_index_is_named_and_made_again(
-    register: Register, tmp_path: pathlib.Path
-) -> None:
+def test_a_damaged_index_is_named_and_made_again(register: Register, tmp_path: Path) -> None:
     path = tmp_path / "a.tfrecord"
     path.write_bytes(frame(b"some") * 50)
     index = tmp_path / "a.tfrecord.forebay-index"
@@ -71,7 +69,7 @@ def test_a_damaged_index_is_named_and_made_again(
         assert index.read_bytes() == whole
 
 
-def test_nothing_is_left_beside_an_index(register: Register, tmp_path: pathlib.Path) -> None:
+def test_nothing_is_left_beside_an_index(register: Register, tmp_path: Path) -> None:
     path = tmp_path / "train-0"
     path.write_bytes(frame(b"some"))
     index = tmp_path / "train-0.forebay-index"
@@ -90,9 +88,7 @@ def test_nothing_is_left_beside_an_index(register: Register, tmp_path: pathlib.P
         assert count_of(register(tmp_path / "train-*")) == 1
 
 
-def test_a_file_that_changes_while_its_index_is_made(
-    register: Register, tmp_path: pathlib.Path
-) -> None:
+def test_a_file_that_changes_while_its_index_is_made(register: Register, tmp_path: Path) -> None:
     """Its ends stay as they are, so only its time tells."""
     path = tmp_path / "a.tfrecord"
     ends = [frame(bytes(5000)), frame(bytes(5000))]
@@ -110,7 +106,7 @@ def test_a_file_that_changes_while_its_index_is_made(
 
 @pytest.mark.parametrize("size", [-1, -512, -1024, -(1 << 40)])
 def test_a_member_of_a_negative_size_is_refused(
-    register: Register, tmp_path: pathlib.Path, size: int
+    register: Register, tmp_path: Path, size: int
 ) -> None:
     """tarfile would go round for ever. Also of a part of a file that was damaged later."""
     path = tmp_path / "a.tar"
@@ -134,7 +130,7 @@ def test_a_member_of_a_negative_size_is_refused(
 
 
 def test_a_file_that_is_written_while_it_is_registered(
-    register: Register, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    register: Register, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.tfrecord"
     path.write_bytes(frame(b"some"))
@@ -157,7 +153,7 @@ def test_a_file_that_is_written_while_it_is_registered(
     assert count_of(register(path)) == 2
 
 
-def test_a_directory_with_links(register: Register, tmp_path: pathlib.Path) -> None:
+def test_a_directory_with_links(register: Register, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere" / "deep"
     elsewhere.mkdir(parents=True)
     (elsewhere / "a.tfrecord").write_bytes(frame(b"some") * 3)
@@ -182,7 +178,7 @@ def test_a_directory_with_links(register: Register, tmp_path: pathlib.Path) -> N
         register(data)
 
 
-def test_a_directory_that_cannot_be_read(register: Register, tmp_path: pathlib.Path) -> None:
+def test_a_directory_that_cannot_be_read(register: Register, tmp_path: Path) -> None:
     """Its path is too long, which root cannot read, either."""
     (tmp_path / "b.tfrecord").write_bytes(frame(b"some"))
     folders = [os.open(tmp_path, os.O_RDONLY)]
@@ -199,7 +195,7 @@ def test_a_directory_that_cannot_be_read(register: Register, tmp_path: pathlib.P
             os.close(folder)
 
 
-def test_one_file_by_two_names_is_refused(register: Register, tmp_path: pathlib.Path) -> None:
+def test_one_file_by_two_names_is_refused(register: Register, tmp_path: Path) -> None:
     (tmp_path / "a.tfrecord").write_bytes(frame(b"some"))
     os.link(tmp_path / "a.tfrecord", link := f"{tmp_path}/another")
     for other in f"{tmp_path}/./a.tfrecord", os.path.relpath(tmp_path / "a.tfrecord"), link:
@@ -207,12 +203,12 @@ def test_one_file_by_two_names_is_refused(register: Register, tmp_path: pathlib.
             register([tmp_path / "a.tfrecord", other])
 
 
-def test_a_file_url_is_a_path(register: Register, tmp_path: pathlib.Path) -> None:
+def test_a_file_url_is_a_path(register: Register, tmp_path: Path) -> None:
     (tmp_path / "a.tfrecord").write_bytes(frame(b"x"))
     assert count_of(register(f"file://{tmp_path}/*.tfrecord")) == 1
 
 
-def test_braces_are_expanded_as_webdataset_does(register: Register, tmp_path: pathlib.Path) -> None:
+def test_braces_are_expanded_as_webdataset_does(register: Register, tmp_path: Path) -> None:
     for pattern in (
         "a{000..003}.tar", "{a,b}/{1..3}.x", "x{1..10..4}", "{10..7}", "{b,{1..2}}z", "{}", "{a}",
         "{-2..2}", "{01..3}", "{a,}b", "{{1..2}}", "{a{1..2}}", "{-01..1}", "{1..3..-2}",
@@ -233,7 +229,7 @@ def test_braces_are_expanded_as_webdataset_does(register: Register, tmp_path: pa
 # Nulls of Parquet.
 
 
-def test_values_that_fill_nulls(register: Register, tmp_path: pathlib.Path) -> None:
+def test_values_that_fill_nulls(register: Register, tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     types = {
         "i": pa.int32(), "u": pa.uint64(), "f": pa.float32(), "b": pa.bool_(), "s": pa.string(),
@@ -266,7 +262,7 @@ def test_values_that_fill_nulls(register: Register, tmp_path: pathlib.Path) -> N
 
 
 def test_the_warning_says_how_often_a_row_group_is_decoded(
-    register: Register, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+    register: Register, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("a", "b", "c"):
         pq.write_table(pa.table({"x": range(20)}), tmp_path / f"{name}.parquet", row_group_size=10)
@@ -277,7 +273,7 @@ def test_the_warning_says_how_often_a_row_group_is_decoded(
 # What two readers would understand differently.
 
 
-def test_a_sparse_member_is_refused(tmp_path: pathlib.Path, register: Register) -> None:
+def test_a_sparse_member_is_refused(tmp_path: Path, register: Register) -> None:
     with open(tmp_path / "a.bin", "wb") as file:
         file.truncate(1 << 20)
         file.write(b"x")
@@ -286,9 +282,7 @@ def test_a_sparse_member_is_refused(tmp_path: pathlib.Path, register: Register) 
         register(tmp_path / "a.tar")
 
 
-def test_a_second_archive_behind_the_first_is_refused(
-    tmp_path: pathlib.Path, register: Register
-) -> None:
+def test_a_second_archive_behind_the_first_is_refused(tmp_path: Path, register: Register) -> None:
     whole = b""
     for name in "ab":
         with tarfile.open(tmp_path / "one.tar", "w") as tar:
@@ -308,7 +302,7 @@ def test_an_index_of_another_tar_is_noticed_in_a_sample() -> None:
         list(tars._samples(iter([data.getvalue()])))
 
 
-def test_files_of_different_times_are_named(tmp_path: pathlib.Path, register: Register) -> None:
+def test_files_of_different_times_are_named(tmp_path: Path, register: Register) -> None:
     for unit in ("us", "ms"):
         table = pa.table({"t": pa.array([1, 2], pa.timestamp(unit))})
         pq.write_table(table, tmp_path / f"{unit}.parquet")
@@ -316,7 +310,7 @@ def test_files_of_different_times_are_named(tmp_path: pathlib.Path, register: Re
         register(tmp_path)
 
 
-def test_what_is_no_file_is_refused(tmp_path: pathlib.Path, register: Register) -> None:
+def test_what_is_no_file_is_refused(tmp_path: Path, register: Register) -> None:
     os.mkfifo(tmp_path / "a.tfrecord")
     with pytest.raises(InvalidArgument, match=r"a.tfrecord' is no file"):
         register(tmp_path / "a.tfrecord")
@@ -327,14 +321,12 @@ def test_what_is_no_file_is_refused(tmp_path: pathlib.Path, register: Register) 
         register(tmp_path)
 
 
-def test_a_directory_has_shards_and_what_indices_list(
-    tmp_path: pathlib.Path, register: Register
-) -> None:
+def test_a_directory_has_shards_and_what_indices_list(tmp_path: Path, register: Register) -> None:
     for number in range(2):
         name = tmp_path / f"x.tfrecord-0000{number}-of-00002"
         name.write_bytes(frame(b"record"))
     assert count_of(register(tmp_path)) == 2
-    shutil.copytree(pathlib.Path(__file__).parents[1] / "pipelines/mds", tmp_path / "mds/train")
+    shutil.copytree(Path(__file__).parents[1] / "pipelines/mds", tmp_path / "mds/train")
     shutil.copy(tmp_path / "mds/train/shard.00000.mds", tmp_path / "mds/train/stray.mds")
     assert len(register(tmp_path / "mds")._manifest.files) == 4
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import tensorflow as tf
@@ -34,7 +34,7 @@ def joined(target: str, dataset_id: str) -> Generator[Block, None, None]:
 
 
 def test_time_without_a_dispatcher_is_not_waited_for_others(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "GROUP_S", PATIENCE_S)
     with (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pathlib
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ IN_ORDER = {"ordered": True, "cycle_length": 2}
 
 @pytest.mark.parametrize("way", [IN_ORDER, {"delivery": "at_least_once"}])
 def test_others_are_asked_for_what_a_killed_worker_was_to_make(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, way: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: dict[str, Any]
 ) -> None:
     """At once, also if the trainer has many elements and takes long for each."""
     got, asked, heard, refused = list[int](), list[int](), threading.Event(), Slices.refused

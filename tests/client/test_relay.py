@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import tensorflow as tf
 
@@ -101,12 +101,12 @@ def test_close_tolerates_a_call_that_has_just_ended() -> None:
 
 def is_there(pid: str) -> bool:
     try:
-        return "forebay" in (pathlib.Path("/proc") / pid / "cmdline").read_text()
+        return "forebay" in (Path("/proc") / pid / "cmdline").read_text()
     except OSError:
         return False
 
 
-def test_a_fork_reads(tmp_path: pathlib.Path) -> None:
+def test_a_fork_reads(tmp_path: Path) -> None:
     with DispatcherProcess(tmp_path) as dispatcher, WorkerProcess(dispatcher.address):
         dataset_id = service.register_dataset(dispatcher.target, tf.data.Dataset.range(100))
         ended = run(["-c", FORKS, dispatcher.target, dataset_id])
@@ -137,7 +137,7 @@ for _ in range(5):
 """
 
 
-def test_grpc_fork_support_is_off_unless_enabled(tmp_path: pathlib.Path) -> None:
+def test_grpc_fork_support_is_off_unless_enabled(tmp_path: Path) -> None:
     """With it, gRPC says PrepareFork for each fork, and sometimes waits for ever in one."""
     traced = {k: v for k, v in os.environ.items() if k != "GRPC_ENABLE_FORK_SUPPORT"}
     traced |= {"GRPC_VERBOSITY": "debug", "GRPC_TRACE": "event_engine"}

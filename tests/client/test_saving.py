@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,7 +57,7 @@ BEHIND: dict[str, Datasets] = {
 )
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_an_iterator_is_not_saved(
-    target: str, tmp_path: pathlib.Path, element: str, symbolic: bool, policy: str
+    target: str, tmp_path: Path, element: str, symbolic: bool, policy: str
 ) -> None:
     """TensorFlow refuses it: part of what it reads keeps a state of its own."""
     dataset = tf.data.Dataset.range(NUMBER).map(ELEMENTS[element])
@@ -71,9 +71,7 @@ def test_an_iterator_is_not_saved(
                 tf.train.Checkpoint(iterator=iterator).save(str(tmp_path / "saved"))
 
 
-def test_the_checkpoint_of_another_iterator_is_not_restored(
-    read: Datasets, tmp_path: pathlib.Path
-) -> None:
+def test_the_checkpoint_of_another_iterator_is_not_restored(read: Datasets, tmp_path: Path) -> None:
     """The other one read without the service. Afterwards the job's epoch is complete."""
     numbers = tf.data.Dataset.range(NUMBER)
     theirs = iter(with_options(numbers, True, "FAIL"))

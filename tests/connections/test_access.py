@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import pathlib
 import re
 import ssl
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -84,7 +84,7 @@ datasets = ["b/*", "common"]
 
 
 @pytest.fixture(scope="module")
-def rules(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def rules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("rules") / "access.toml"
     path.write_text(RULES)
     return path
@@ -96,9 +96,7 @@ def http_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def dispatcher(
-    authority: Authority, rules: pathlib.Path, http_port: int
-) -> Iterator[DispatchServer]:
+def dispatcher(authority: Authority, rules: Path, http_port: int) -> Iterator[DispatchServer]:
     options: dict[str, Any] = authority.issue("dispatcher").files()
     options |= {"access_file": str(rules), "http_port": http_port}
     with DispatchServer(DispatcherConfig(**options)) as dispatcher:
@@ -352,7 +350,7 @@ def test_a_data_connection_needs_the_credential_of_its_consumer_peer_and_iterati
     keys: SigningKeys,
     server: Credentials,
     authority: Authority,
-    tmp_path: pathlib.Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trainer, thief = authority.issue("trainer"), authority.issue("thief")
@@ -433,7 +431,7 @@ def test_a_data_connection_needs_the_credential_of_its_consumer_peer_and_iterati
 
 @pytest.mark.parametrize("protocol", ["tcp", "grpc"])
 def test_a_token_that_the_worker_lacks_is_an_error_in_the_trainer(
-    authority: Authority, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, protocol: str
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
     monkeypatch.setattr(heartbeats, "HEARTBEAT_S", 0.3)
     monkeypatch.setattr(block_client, "UNFIT_S", 1.0)
@@ -456,7 +454,7 @@ def identity(credentials: Credentials) -> Identity:
     """Who a dispatcher finds a peer with these credentials to be."""
     if credentials.token_file:
         return Admission(credentials).of_token(credentials.loaded().token)
-    name = pathlib.Path(credentials.tls_cert).stem
+    name = Path(credentials.tls_cert).stem
     return Identity("certificate", (name, "localhost", "127.0.0.1"))
 
 
@@ -497,7 +495,7 @@ def test_keys_are_told_before_they_sign_and_expire(
         ("[[grant]]\nto = ['x']\nroles = ['viewer']\nmax_jobs = -1", "max_jobs must be a number"),
     ],
 )
-def test_wrong_rules_are_refused(content: str, wrong: str, tmp_path: pathlib.Path) -> None:
+def test_wrong_rules_are_refused(content: str, wrong: str, tmp_path: Path) -> None:
     path = tmp_path / "access.toml"
     path.write_text(content)
     with pytest.raises(InvalidArgument, match=wrong):
@@ -506,7 +504,7 @@ def test_wrong_rules_are_refused(content: str, wrong: str, tmp_path: pathlib.Pat
 
 def test_new_rules_are_in_force_for_the_next_call_and_wrong_ones_are_not(
     dispatcher: DispatchServer,
-    rules: pathlib.Path,
+    rules: Path,
     authority: Authority,
     http_port: int,
     capsys: pytest.CaptureFixture[str],

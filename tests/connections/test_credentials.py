@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-import pathlib
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("at_once")
     ],
 )
 def test_token_files_that_are_refused(
-    server: Credentials, tmp_path: pathlib.Path, text: str, mode: int, wrong: str
+    server: Credentials, tmp_path: Path, text: str, mode: int, wrong: str
 ) -> None:
     path = token(tmp_path / "token", text, mode)
     with pytest.raises(InvalidArgument, match=wrong) as raised:
@@ -45,7 +45,7 @@ def test_token_files_that_are_refused(
     assert path in str(raised.value)
 
 
-def test_credentials_that_cannot_be(server: Credentials, tmp_path: pathlib.Path) -> None:
+def test_credentials_that_cannot_be(server: Credentials, tmp_path: Path) -> None:
     for given, wrong in (
         ({"tls_cert": "a", "tls_key": "b"}, "without tls_ca"),
         ({"tls_ca": "c", "tls_cert": "a"}, "with tls_cert .* and without tls_key"),
@@ -63,11 +63,11 @@ def without_rights() -> None:
 
 
 def test_files_that_cannot_be_used(
-    server: Credentials, trainer: Credentials, tmp_path: pathlib.Path
+    server: Credentials, trainer: Credentials, tmp_path: Path
 ) -> None:
     nonsense = tmp_path / "nonsense"
     nonsense.write_text("nonsense")
-    secret = pathlib.Path(server.tls_key).read_text()
+    secret = Path(server.tls_key).read_text()
     locked, pipe = token(tmp_path / "locked", secret, 0o000), tmp_path / "pipe"
     os.mkfifo(pipe, 0o600)  # which nobody writes to
     ca, cert, key, secrets = (
@@ -95,12 +95,12 @@ def test_files_that_cannot_be_used(
 
 
 def test_changed_files_are_in_force_unless_they_cannot_be_used(
-    authority: Authority, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = authority.issue("changing")
     first = found.loaded()
     assert found.loaded() is first
-    key = pathlib.Path(found.tls_key)
+    key = Path(found.tls_key)
     kept = key.read_bytes()
     key.write_bytes(b"half")
     assert found.loaded() is first

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-import pathlib
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,7 +63,7 @@ def function(split: int) -> Iterator[int]:
 @pytest.fixture(scope="module")
 def cluster(
     authority: Authority, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[DispatchServer, pathlib.Path]]:
+) -> Iterator[tuple[DispatchServer, Path]]:
     rules = tmp_path_factory.mktemp("rules") / "access.toml"
     rules.write_text(RULES)
     options: dict[str, Any] = authority.issue("dispatcher").files()
@@ -92,7 +92,7 @@ def cluster(
 
 
 def test_each_team_is_served_by_its_own_pool(
-    cluster: tuple[DispatchServer, pathlib.Path], authority: Authority
+    cluster: tuple[DispatchServer, Path], authority: Authority
 ) -> None:
     target, found = cluster[0].target, []
     for team, own in (("a", "a/1"), ("b", "b/1")):
@@ -154,9 +154,7 @@ def beaten(client: DispatcherClient, answer: pb.JoinIterationResponse) -> bool:
 
 
 def test_a_thief_with_one_pool_s_credentials_opens_no_door_of_another(
-    cluster: tuple[DispatchServer, pathlib.Path],
-    authority: Authority,
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: tuple[DispatchServer, Path], authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data_keys, "WAIT_S", 0.0)
     target = cluster[0].target
@@ -280,7 +278,7 @@ def test_a_key_of_one_pool_signs_for_no_other(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_pool_s_changed_grants_are_in_force_with_the_next_call(
-    cluster: tuple[DispatchServer, pathlib.Path], authority: Authority
+    cluster: tuple[DispatchServer, Path], authority: Authority
 ) -> None:
     dispatcher, rules = cluster
     thief = Thief(dispatcher.target, authority.issue("pool-a"))
@@ -311,7 +309,7 @@ def test_a_pool_s_changed_grants_are_in_force_with_the_next_call(
 
 
 def test_who_has_the_role_no_longer_is_not_taken_for_a_worker_of_everything(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if the file had changed while the call was on its way."""
     rules = tmp_path / "access.toml"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import pathlib
 import ssl
 import threading
 import time
@@ -13,6 +12,7 @@ import urllib.request
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
@@ -302,13 +302,13 @@ def worker(dispatcher: Attacked, authority: Authority) -> Iterator[Attacked]:
 
 
 def memory_kb(process: int) -> int:
-    status = pathlib.Path(f"/proc/{process}/status").read_text()
+    status = Path(f"/proc/{process}/status").read_text()
     return int(status.partition("VmRSS:")[2].split()[0])
 
 
 def worked_s(process: int) -> float:
     """The processor time that it took until now."""
-    fields = pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 

@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import logging
 import os
-import pathlib
 import re
 import signal
 import socket
@@ -15,6 +14,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
@@ -400,14 +400,14 @@ def test_a_unix_socket_is_not_for_other_users(server: Credentials) -> None:
 
 
 @pytest.fixture
-def with_tokens(server: Credentials, tmp_path: pathlib.Path) -> Credentials:
+def with_tokens(server: Credentials, tmp_path: Path) -> Credentials:
     """A server that knows two tokens."""
     tokens = [token(tmp_path / f"{name}.token", f"{name}-secret\n") for name in ("new", "old")]
     return Credentials(**files(server) | {"token_file": ",".join(tokens)})
 
 
 def test_a_token_opens_a_data_connection(
-    closing: ExitStack, with_tokens: Credentials, tmp_path: pathlib.Path, caplog: Any
+    closing: ExitStack, with_tokens: Credentials, tmp_path: Path, caplog: Any
 ) -> None:
     worker = block_server(closing, with_tokens)
     task(worker, 1, 2)
@@ -456,7 +456,7 @@ def test_a_wrong_call_is_refused_with_the_reason(
     stranger: Authority,
     server: Credentials,
     trainer: Credentials,
-    tmp_path: pathlib.Path,
+    tmp_path: Path,
 ) -> None:
     target = dispatcher.target
     assert status(target, trainer).startswith("{")
@@ -493,7 +493,7 @@ def test_a_plain_dispatcher_is_told_from_one_with_tls(trainer: Credentials) -> N
 
 
 def test_a_call_needs_a_token_that_the_dispatcher_knows(
-    with_tokens: Credentials, tmp_path: pathlib.Path
+    with_tokens: Credentials, tmp_path: Path
 ) -> None:
     new, old = with_tokens.token_file.split(",")
     wrong = token(tmp_path / "wrong", "guess")
@@ -522,7 +522,7 @@ def test_a_call_needs_a_token_that_the_dispatcher_knows(
                 consumer_id=joined.consumer_id, version=joined.news.version, wait_ms=1_500
             )
             poll = pool.submit(client.call, beat, pb.ConsumerHeartbeatResponse, timeout_s=20)
-            token(pathlib.Path(new), "newer-secret")
+            token(Path(new), "newer-secret")
             stale = holder(with_tokens, token(tmp_path / "stale", "new-secret"))
             wait_until(lambda: "not one that is known" in status(dispatcher.target, stale))
             asked = pool.submit(client.call, pb.GetStatusRequest(), pb.GetStatusResponse)

@@ -6,12 +6,12 @@ import contextlib
 import http.client
 import itertools
 import json
-import pathlib
 import re
 import shutil
 import ssl
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,9 +110,7 @@ def number_of(page: Page, fact: str) -> int:
     return int(re.sub(r"\D", "", text_of(page, fact)))
 
 
-def test_an_operator_follows_a_cluster_through_faults(
-    browser: Browser, tmp_path: pathlib.Path
-) -> None:
+def test_an_operator_follows_a_cluster_through_faults(browser: Browser, tmp_path: Path) -> None:
     ports = [free_port(), free_port()]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     with contextlib.ExitStack() as stack:
@@ -264,7 +262,7 @@ def large(cluster: Cluster) -> int:
     return job_id
 
 
-def written(path: pathlib.Path) -> int:
+def written(path: Path) -> int:
     """A journal of `large`; the job's id."""
     cluster = Cluster()
     job_id = large(cluster)
@@ -276,9 +274,7 @@ def written(path: pathlib.Path) -> int:
     return job_id
 
 
-def test_a_large_cluster_with_nasty_names_is_a_picture(
-    browser: Browser, tmp_path: pathlib.Path
-) -> None:
+def test_a_large_cluster_with_nasty_names_is_a_picture(browser: Browser, tmp_path: Path) -> None:
     job_id, port = written(tmp_path / "j"), free_port()
     url = f"http://127.0.0.1:{port}"
     patient = {"worker_timeout_ms": 600_000, "reconnect_grace_ms": 600_000}  # none is real
@@ -363,7 +359,7 @@ def leaves_room(address: str) -> None:
         wait_until(is_gone)  # once they are over
 
 
-def test_a_token_is_asked_for_and_not_kept(browser: Browser, tmp_path: pathlib.Path) -> None:
+def test_a_token_is_asked_for_and_not_kept(browser: Browser, tmp_path: Path) -> None:
     server = Authority(tmp_path / "ca").issue("server").files()
     paths = [token(tmp_path / name, f"{name}-secret") for name in ("viewer", "trainer")]
     rules = tmp_path / "access.toml"

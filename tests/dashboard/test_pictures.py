@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pathlib
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -114,7 +114,7 @@ def test_a_plot_has_a_scale_of_short_numbers_and_marks_what_happened() -> None:
     assert job_plots(None, notes, []).all == []
 
 
-def test_a_pass_lasts_until_its_time_and_as_long_as_its_token(tmp_path: pathlib.Path) -> None:
+def test_a_pass_lasts_until_its_time_and_as_long_as_its_token(tmp_path: Path) -> None:
     path = token(tmp_path / "viewer", "a-secret")
     issued = Authority(tmp_path / "ca").issue("server").files()
     admission = Admission(Credentials(**{**issued, "token_file": path}))

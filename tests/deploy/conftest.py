@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pathlib
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +16,7 @@ from .images import Images
 def images() -> Iterator[Images]:
     """They are large: on a disk, and not kept."""
     with tempfile.TemporaryDirectory(dir="/var/tmp", ignore_cleanup_errors=True) as directory:
-        yield Images(pathlib.Path(directory))
+        yield Images(Path(directory))
 
 
 @pytest.fixture(scope="session")

@@ -12,12 +12,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import pathlib
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Self
 
 from dockerfile_parse import DockerfileParser
@@ -25,14 +25,14 @@ from dockerfile_parse.util import extract_key_values
 
 from forebay.service.processes import ChildProcess
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "deploy" / "images" / "Dockerfile"
 SYSTEM = ("/bin", "/etc", "/lib", "/lib64", "/sbin", "/usr")
 AS_ROOT = () if os.geteuid() == 0 else ("sudo", "--preserve-env")
 PYTHON = "/base-python"  # where stages have the base image's Python
 WITHOUT_RIGHTS = "--clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all"
 
-Mounts = Mapping[str, pathlib.Path]
+Mounts = Mapping[str, Path]
 """Folders of this machine by their paths in the root."""
 
 
@@ -40,7 +40,7 @@ Mounts = Mapping[str, pathlib.Path]
 class Stage:
     """A stage of the build: its files, and what the Dockerfile says of it so far."""
 
-    files: pathlib.Path  # what it has besides the base image's, as a tree
+    files: Path  # what it has besides the base image's, as a tree
     workdir: str = "/"
     user: str = "0:0"
     stop_signal: str = ""
@@ -48,11 +48,11 @@ class Stage:
     healthcheck: list[str] = dataclasses.field(default_factory=list)
     entrypoint: list[str] = dataclasses.field(default_factory=list)
 
-    def child(self, files: pathlib.Path) -> Self:
+    def child(self, files: Path) -> Self:
         subprocess.run(["cp", "--archive", "--link", self.files, files], check=True)
         return dataclasses.replace(self, files=files, env=dict(self.env))
 
-    def inside(self, path: str) -> pathlib.Path:
+    def inside(self, path: str) -> Path:
         """Where a path of the image lies on this machine."""
         return self.files / os.path.join(self.workdir, path).lstrip("/")
 
@@ -63,7 +63,7 @@ def in_root(writable: Mounts, readable: Mounts, then: str, hosts: str = "") -> l
     `hosts` are further lines of /etc/hosts.
     """
     script = ["set -e", "root=/mnt", "mount -t tmpfs root $root"]
-    own = {path: pathlib.Path(path) for path in (*SYSTEM, "/proc", "/dev", sys.base_prefix)}
+    own = {path: Path(path) for path in (*SYSTEM, "/proc", "/dev", sys.base_prefix)}
     how = dict.fromkeys({**own, **readable}, "ro") | dict.fromkeys(writable, "rw")
     sources = {**own, **readable, **writable}
     mounts = sorted(path for path in sources if not sources[path].is_symlink())
@@ -107,12 +107,12 @@ def contained(
 class Images:
     """Targets of the Dockerfile, built below `directory` as they are asked for."""
 
-    def __init__(self, directory: pathlib.Path) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._base = Stage(directory / "base", env={"PATH": f"{PYTHON}/bin:/usr/bin:/bin"})
         for path in (PYTHON, "/opt", "/tmp", "/wheels"):  # the base image has some of these
             self._base.inside(path).mkdir(parents=True)
-        python = pathlib.Path(sys.base_prefix, "bin", "python3")
+        python = Path(sys.base_prefix, "bin", "python3")
         self._run_command(self._base, f"{python} -m venv {PYTHON}")
         self._stages: dict[str, Stage] = {}
         self._steps: dict[str, list[tuple[str, str]]] = {}
@@ -189,7 +189,7 @@ class Images:
         env: Mapping[str, str],
         *,
         writable: Mounts,
-        readable: Mapping[str, pathlib.Path] = {},
+        readable: Mapping[str, Path] = {},
         hosts: str = "",
         command: Sequence[str] = (),
     ) -> ChildProcess:

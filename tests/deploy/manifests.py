@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import pathlib
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 OVERLAYS = ("single-node", "redis", "spot", "gke", "stock-clients", "autoscaled")
 
@@ -30,7 +30,7 @@ def named(objects: tuple[Object, ...], kind: str, name: str) -> Object:
     return found
 
 
-def secrets(folder: pathlib.Path) -> tuple[Object, ...]:
+def secrets(folder: Path) -> tuple[Object, ...]:
     """Those that deploy/certificates makes."""
     command = [str(DEPLOY / "certificates"), str(folder), "--kubernetes"]
     return tuple(yaml.safe_load_all(subprocess.check_output(command, text=True)))

@@ -10,11 +10,11 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
-import pathlib
 import re
 import secrets
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from forebay.service.processes import ChildProcess
@@ -26,9 +26,7 @@ from .manifests import Object, named
 class Pods:
     """Containers of the objects of an overlay. They end with the `with`."""
 
-    def __init__(
-        self, images: Images, objects: tuple[Object, ...], directory: pathlib.Path
-    ) -> None:
+    def __init__(self, images: Images, objects: tuple[Object, ...], directory: Path) -> None:
         self._images = images
         self._objects = objects
         self._directory = directory
@@ -68,7 +66,7 @@ class Pods:
         pod: str,
         *,
         image: str = "",
-        readable: Mapping[str, pathlib.Path] = {},
+        readable: Mapping[str, Path] = {},
         env: Mapping[str, str] = {},
         command: tuple[str, ...] = (),
     ) -> ChildProcess:
@@ -87,7 +85,7 @@ class Pods:
         volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
         for claim in workload.get("volumeClaimTemplates", []):
             volumes[claim["metadata"]["name"]] = {"emptyDir": {}}
-        writable: dict[str, pathlib.Path] = {}
+        writable: dict[str, Path] = {}
         read = dict(readable)
         for mount in container.get("volumeMounts", []):
             folder = self._volume(f"{pod}-{mount['name']}", volumes[mount["name"]], security)
@@ -134,12 +132,12 @@ class Pods:
             found["FOREBAY_HOST"] = self.addresses[pod]
         return found
 
-    def secret(self, name: str) -> pathlib.Path:
+    def secret(self, name: str) -> Path:
         """A folder with what a pod of another namespace sees of a Secret, with fsGroup 10001."""
         volume = {"secret": {"secretName": name, "defaultMode": 0o440}}
         return self._volume(name, volume, {"fsGroup": 10001})
 
-    def _volume(self, name: str, volume: dict[str, Any], security: Object) -> pathlib.Path:
+    def _volume(self, name: str, volume: dict[str, Any], security: Object) -> Path:
         folder = self._directory / name
         if folder.exists():  # it outlives the container
             return folder

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
 import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -153,7 +153,7 @@ def test_standbys_hold_up_neither_rollouts_nor_evictions() -> None:
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_unit_is_what_systemd_takes(tmp_path: pathlib.Path, name: str) -> None:
+def test_a_unit_is_what_systemd_takes(tmp_path: Path, name: str) -> None:
     units = DEPLOY / "systemd"
     unit = (units / f"{name}.service").read_text()
     file = tmp_path / f"{name}.service"
@@ -207,7 +207,7 @@ def steps(kind: str) -> list[dict[str, Any]]:
 def test_the_dockerfile_is_sound() -> None:
     """For hadolint, which asks for pinned versions, too; its extras exist."""
     done = subprocess.run(
-        [pathlib.Path(sys.executable).with_name("hadolint"), "--format", "json", DOCKERFILE],
+        [Path(sys.executable).with_name("hadolint"), "--format", "json", DOCKERFILE],
         capture_output=True,
         text=True,
         check=False,
@@ -228,6 +228,6 @@ def test_scripts_are_sound() -> None:
     scripts += [
         p for p in (ROOT / "scripts").iterdir() if p.read_bytes().startswith(b"#!/usr/bin/env bash")
     ]
-    shellcheck = pathlib.Path(sys.executable).with_name("shellcheck")
+    shellcheck = Path(sys.executable).with_name("shellcheck")
     done = subprocess.run([shellcheck, *scripts], capture_output=True, text=True, check=False)
     assert done.stdout == ""

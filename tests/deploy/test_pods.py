@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-import pathlib
 import ssl
 import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 import tensorflow as tf
@@ -23,7 +23,7 @@ from .pods import Pods
 pytestmark = pytest.mark.timeout(440)
 
 # The development environment, whose versions are the images', spares a build of a minute and more.
-DEVELOPMENT: Mounts = {"/opt/forebay": pathlib.Path(sys.prefix), str(ROOT): ROOT}
+DEVELOPMENT: Mounts = {"/opt/forebay": Path(sys.prefix), str(ROOT): ROOT}
 
 
 def probe(address: str, path: str, scheme: str = "https", token: str = "") -> int:
@@ -81,7 +81,7 @@ print("all", flush=True)
 
 
 def test_pods_serve_and_fail_over(
-    images: Images, secrets: tuple[Object, ...], tmp_path: pathlib.Path
+    images: Images, secrets: tuple[Object, ...], tmp_path: Path
 ) -> None:
     (packages,) = images.target("dispatcher").inside("/opt/forebay/lib").glob("*/site-packages")
     assert (packages / "forebay").is_dir()
@@ -136,9 +136,7 @@ def test_pods_serve_and_fail_over(
     assert images.target("dispatcher").stop_signal == "SIGTERM"
 
 
-def test_a_worker_of_python_datasets_has_their_packages(
-    images: Images, tmp_path: pathlib.Path
-) -> None:
+def test_a_worker_of_python_datasets_has_their_packages(images: Images, tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     modules = "apache_beam, array_record, forebay.service, pyarrow, tensorflow, tensorflow_datasets"
     command = ("python", "-c", f"import {modules}")
@@ -146,7 +144,7 @@ def test_a_worker_of_python_datasets_has_their_packages(
     assert checks.finish(100) == 0
 
 
-def healthy(images: Images, env: dict[str, str], folder: pathlib.Path) -> int:
+def healthy(images: Images, env: dict[str, str], folder: Path) -> int:
     """The exit code of the image's HEALTHCHECK."""
     command = images.target("any-worker").healthcheck
     checks = images.container(
@@ -157,7 +155,7 @@ def healthy(images: Images, env: dict[str, str], folder: pathlib.Path) -> int:
 
 @pytest.mark.parametrize("tls", [False, True])
 def test_the_health_check(
-    images: Images, secrets: tuple[Object, ...], tmp_path: pathlib.Path, tls: bool
+    images: Images, secrets: tuple[Object, ...], tmp_path: Path, tls: bool
 ) -> None:
     env = {"FOREBAY_HOST": "127.0.0.1", "FOREBAY_PORT": "0", "FOREBAY_HTTP_PORT": str(free_port())}
     folder = tmp_path / "tmp"
@@ -183,7 +181,7 @@ def test_the_health_check(
 
 
 def test_haproxy_leads_stock_clients_to_the_leader(
-    images: Images, secrets: tuple[Object, ...], tmp_path: pathlib.Path
+    images: Images, secrets: tuple[Object, ...], tmp_path: Path
 ) -> None:
     objects = (*rendered("stock-clients"), *secrets)
     with Pods(images, objects, tmp_path) as pods:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import pathlib
 import re
 import subprocess
 import urllib.parse
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import prometheus_client
@@ -30,7 +30,7 @@ DASHBOARD = json.loads((DEPLOY / "grafana" / "forebay.json").read_text())
 class Prometheus:
     """A server that scrapes these ports each half second, with RULES."""
 
-    def __init__(self, folder: pathlib.Path, ports: list[int]) -> None:
+    def __init__(self, folder: Path, ports: list[int]) -> None:
         self._port = free_port()
         every = {"scrape_interval": "500ms", "evaluation_interval": "500ms"}
         targets = [f"127.0.0.1:{port}" for port in ports]
@@ -76,7 +76,7 @@ class Prometheus:
         self._log.close()
 
 
-def test_each_panel_has_data_and_rules_speak_up(tmp_path: pathlib.Path) -> None:
+def test_each_panel_has_data_and_rules_speak_up(tmp_path: Path) -> None:
     subprocess.run(["promtool", "check", "rules", str(RULES)], check=True, capture_output=True)
     ports = [free_port(), free_port()]
     registry = prometheus_client.CollectorRegistry()

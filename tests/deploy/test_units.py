@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import pathlib
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -48,7 +48,7 @@ os.execvp("setpriv", ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no
 capabilities, as systemd would."""
 
 
-def unit(name: str) -> pathlib.Path:
+def unit(name: str) -> Path:
     return DEPLOY / "systemd" / f"forebay-{name}.service"
 
 
@@ -81,9 +81,7 @@ def test_a_unit_is_exposed_little(name: str) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_a_dispatcher_and_a_worker_serve_with_what_their_units_leave_them(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_a_dispatcher_and_a_worker_serve_with_what_their_units_leave_them(tmp_path: Path) -> None:
     """The filters of system calls and sockets are the units', and no capability is left. What
     systemd does by mounts, such as ProtectSystem=, is not tried: no systemd runs in tests."""
     import tensorflow as tf

@@ -5,9 +5,9 @@ On Forebay's service, where requests are numbered, none is missing either.
 
 from __future__ import annotations
 
-import pathlib
 import random
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -26,13 +26,13 @@ POINTS = ["before-append", "after-append", "before-reply"]
 CRASHES = 4
 SPLITS = 300
 JOIN_EVERY = 10  # splits
-CRASHING = pathlib.Path(__file__).parent.parent / "crashing_dispatcher.py"
+CRASHING = Path(__file__).parent.parent / "crashing_dispatcher.py"
 
 
 class CrashingDispatcher(DispatcherProcess):
     """Crashes CRASHES times at a point, and is started again each time."""
 
-    def __init__(self, storage: pathlib.Path, point: str) -> None:
+    def __init__(self, storage: Path, point: str) -> None:
         self._random = random.Random(point)
         self._point = point
         self._storage = storage
@@ -81,7 +81,7 @@ def prepare(client: DispatcherClient) -> tuple[str, int, int]:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_leases_are_neither_repeated_nor_lost(tmp_path: pathlib.Path, point: str) -> None:
+def test_leases_are_neither_repeated_nor_lost(tmp_path: Path, point: str) -> None:
     """Nor is a job without its consumer, or two for one request."""
     with CrashingDispatcher(tmp_path, point) as dispatcher:
         client = DispatcherClient(dispatcher.target)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import pathlib
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -40,7 +40,7 @@ def read_until(iterators: list[Any], workers: int) -> list[tuple[int, ...]]:
 
 
 def test_a_read_survives_workers_that_join_or_die_and_a_restarted_dispatcher(
-    tmp_path: pathlib.Path,
+    tmp_path: Path,
 ) -> None:
     with (
         DispatcherProcess(tmp_path, worker_timeout_ms=1000) as dispatcher,
@@ -79,7 +79,7 @@ except tf.errors.FailedPreconditionError as error:
 """
 
 
-def test_a_consumer_that_is_killed_and_comes_back_is_told_so(tmp_path: pathlib.Path) -> None:
+def test_a_consumer_that_is_killed_and_comes_back_is_told_so(tmp_path: Path) -> None:
     """TensorFlow's workers and ours tell it so; the read begins anew under another job name."""
 
     def begin(name: str, index: int) -> ServerProcess:
@@ -191,7 +191,7 @@ def test_requests_for_a_removal_that_make_no_sense_are_refused(
 
 
 def test_consumers_of_a_worker_that_was_lost_within_a_round_are_told(
-    tmp_path: pathlib.Path, pool: ThreadPoolExecutor
+    tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
     with DispatcherProcess(tmp_path, worker_timeout_ms=2000) as dispatcher:
         read = Read(dispatcher)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import pathlib
 import random
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -264,7 +264,7 @@ def test_garbage_is_refused(dispatcher: DispatcherProcess, method: str) -> None:
         assert unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_a_dispatcher_whose_disk_is_full_says_so_and_loses_nothing(tmp_path: pathlib.Path) -> None:
+def test_a_dispatcher_whose_disk_is_full_says_so_and_loses_nothing(tmp_path: Path) -> None:
     command = ["-c", (
         "import resource, runpy, signal, sys;"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pathlib
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -63,7 +63,7 @@ def set_aside(url: str) -> Callable[[], None]:
                         client.rename(aside, key)
 
         return bring_back
-    path, away = pathlib.Path(url), pathlib.Path(f"{url}.kept")
+    path, away = Path(url), Path(f"{url}.kept")
     path.rename(away)
 
     def mount() -> None:
@@ -113,7 +113,7 @@ def test_a_worker_joins_a_restarted_dispatcher_whose_journal_was_in_memory(
         assert beat(worker).journal.journal_id != known.journal.journal_id
 
 
-def test_a_worker_of_a_journal_on_disk_does_not_join_one_in_memory(tmp_path: pathlib.Path) -> None:
+def test_a_worker_of_a_journal_on_disk_does_not_join_one_in_memory(tmp_path: Path) -> None:
     """memory: is the default storage, so somebody may forget to name the one on disk."""
     with DispatcherProcess("memory:") as other:
         dispatcher = DispatcherProcess(tmp_path)
@@ -137,7 +137,7 @@ def refusal(client: DispatcherClient) -> str:
 
 
 def test_a_worker_joins_a_repaired_journal(
-    tmp_path: pathlib.Path, client: Callable[[DispatcherProcess], DispatcherClient]
+    tmp_path: Path, client: Callable[[DispatcherProcess], DispatcherClient]
 ) -> None:
     dispatcher = DispatcherProcess(tmp_path)
     worker = client(dispatcher)
@@ -168,7 +168,7 @@ def test_the_option_existing_refuses_to_begin_a_journal(any_storage: str) -> Non
         DispatcherProcess(any_storage, existing=True)
     storage = open_storage(any_storage)
     assert storage.holdings().segments == 0
-    assert not pathlib.Path(any_storage).exists(), "nothing was touched"
+    assert not Path(any_storage).exists(), "nothing was touched"
     with DispatcherProcess(any_storage):
         pass
     with DispatcherProcess(any_storage, existing=True) as dispatcher:
@@ -195,7 +195,7 @@ def expect_end(client: DispatcherClient, request: pb.WorkerHeartbeatRequest) -> 
 
 
 def test_a_trainer_does_not_begin_its_next_epoch_on_another_journal(
-    tmp_path: pathlib.Path, client: Callable[[DispatcherProcess], DispatcherClient]
+    tmp_path: Path, client: Callable[[DispatcherProcess], DispatcherClient]
 ) -> None:
     journal = str(tmp_path / "journal")
     dispatcher = DispatcherProcess(journal)

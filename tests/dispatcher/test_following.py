@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import pathlib
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -266,7 +266,7 @@ def beat(client: DispatcherClient, uid: int = 1) -> pb.WorkerHeartbeatResponse:
 
 
 def test_a_storage_that_was_restored_from_a_backup_is_refused(
-    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     journal, older = tmp_path / "journal", tmp_path / "older"
     dispatcher = DispatcherProcess(journal)

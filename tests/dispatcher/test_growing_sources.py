@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import pathlib
 import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +31,7 @@ from forebay.storage import MemoryStorage, Storage
 
 from .leading import run_dispatcher, until
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = Path(__file__).parents[2]
 
 
 class Loaded:
@@ -84,7 +84,7 @@ class Loaded:
 Steps = Callable[[Loaded], Coroutine[Any, Any, None]]
 
 
-def serve(path: pathlib.Path, steps: Steps, storage: Storage | None = None) -> None:
+def serve(path: Path, steps: Steps, storage: Storage | None = None) -> None:
     async def run(dispatcher: Dispatcher) -> None:
         loaded = Loaded(dispatcher, str(path))
         if not dispatcher.state.datasets:
@@ -96,18 +96,18 @@ def serve(path: pathlib.Path, steps: Steps, storage: Storage | None = None) -> N
 
 
 @pytest.fixture
-def save(tmp_path: pathlib.Path) -> pathlib.Path:
+def save(tmp_path: Path) -> Path:
     path = tmp_path / "save"
     (path / "chunks").mkdir(parents=True)
     return path
 
 
-def write(save: pathlib.Path, *names: str) -> None:
+def write(save: Path, *names: str) -> None:
     for name in names:
         (save / "chunks" / name).touch()
 
 
-def files(save: pathlib.Path, *names: str) -> list[bytes]:
+def files(save: Path, *names: str) -> list[bytes]:
     return [file_tensor(f"{save}/chunks/{name}") for name in names]
 
 
@@ -115,7 +115,7 @@ async def ends(waiting: Awaitable[Any]) -> Any:
     return await asyncio.wait_for(waiting, 60)
 
 
-def test_a_split_is_the_same_chunk_in_every_pass_and_after_a_restart(save: pathlib.Path) -> None:
+def test_a_split_is_the_same_chunk_in_every_pass_and_after_a_restart(save: Path) -> None:
     storage = MemoryStorage()
     write(save, "chunk_0_2_5", "chunk_1_1_5", "chunk_10_1_5", "chunk_9_1_-1", "chunk_0_0__1.tmp")
     found = files(save, "chunk_1_1_5", "chunk_9_1_-1", "chunk_10_1_5", "chunk_0_2_5")
@@ -137,7 +137,7 @@ def test_a_split_is_the_same_chunk_in_every_pass_and_after_a_restart(save: pathl
 
 
 def test_a_worker_waits_for_the_next_chunk_and_for_the_end(
-    save: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    save: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(growing_sources, "WAIT_S", 0.02)
     looks: list[str] = []
@@ -176,7 +176,7 @@ def test_a_worker_waits_for_the_next_chunk_and_for_the_end(
 
 
 def test_a_hanging_file_system_blocks_no_other_request(
-    save: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    save: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on, hangs = threading.Event(), threading.Event()
 
@@ -216,12 +216,12 @@ serve(pathlib.Path(sys.argv[1]), steps)
 """
 
 
-def test_a_dispatcher_stops_while_a_directory_listing_hangs(save: pathlib.Path) -> None:
+def test_a_dispatcher_stops_while_a_directory_listing_hangs(save: Path) -> None:
     os.mkfifo(save / "ERROR")  # whoever opens it waits for a writer
     subprocess.run([sys.executable, "-c", HANGS, str(save)], cwd=ROOT, check=True, timeout=60)
 
 
-def test_a_waiting_worker_is_told_to_ask_the_next_dispatcher(save: pathlib.Path) -> None:
+def test_a_waiting_worker_is_told_to_ask_the_next_dispatcher(save: Path) -> None:
     async def steps(loaded: Loaded) -> None:
         waiting = [asyncio.create_task(ask()) for ask in (loaded.split, loaded.lease)]
         await asyncio.sleep(0)
@@ -233,9 +233,7 @@ def test_a_waiting_worker_is_told_to_ask_the_next_dispatcher(save: pathlib.Path)
     serve(save, steps)
 
 
-def test_a_lease_is_answered_again_with_its_names_to_a_worker_that_was_given_up(
-    save: pathlib.Path,
-) -> None:
+def test_a_lease_is_answered_again_with_its_names_to_a_worker_that_was_given_up(save: Path) -> None:
     write(save, "chunk_0_0_1", "chunk_0_1_1")
 
     async def steps(loaded: Loaded) -> None:
@@ -248,7 +246,7 @@ def test_a_lease_is_answered_again_with_its_names_to_a_worker_that_was_given_up(
 
 
 def test_a_stock_worker_is_not_kept_waiting_beyond_its_task_nor_told_of_a_chunk_then(
-    save: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    save: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its heartbeats wait behind this call, which the worker cannot cancel."""
     monkeypatch.setattr(growing_sources, "WAIT_S", 0.02)
@@ -270,7 +268,7 @@ def test_a_stock_worker_is_not_kept_waiting_beyond_its_task_nor_told_of_a_chunk_
 
 
 def test_a_stock_worker_that_was_given_up_and_may_come_back_goes_on_waiting(
-    save: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    save: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If it were told that the source ended, it would complete its task and the iteration."""
     monkeypatch.setattr(growing_sources, "WAIT_S", 0.02)
@@ -294,24 +292,24 @@ def test_a_stock_worker_that_was_given_up_and_may_come_back_goes_on_waiting(
     serve(save, steps)
 
 
-def fail(save: pathlib.Path) -> None:
+def fail(save: Path) -> None:
     (save / "ERROR").write_text('code: RESOURCE_EXHAUSTED\nmessage: "the disk is full"\n')
 
 
-def fail_unreadably(save: pathlib.Path) -> None:
+def fail_unreadably(save: Path) -> None:
     (save / "ERROR").write_bytes(b"\xffno status")
 
 
-def put_something_else(save: pathlib.Path) -> None:
+def put_something_else(save: Path) -> None:
     write(save, "chunk_0_0_1", "chunk_0_0_1.bak")
 
 
-def put_a_file(save: pathlib.Path) -> None:
+def put_a_file(save: Path) -> None:
     os.rmdir(save / "chunks")
     (save / "chunks").touch()
 
 
-def remove(save: pathlib.Path) -> None:
+def remove(save: Path) -> None:
     os.rmdir(save / "chunks")
     os.rmdir(save)
 
@@ -330,10 +328,7 @@ def remove(save: pathlib.Path) -> None:
     ],
 )
 def test_a_save_that_cannot_be_loaded_gives_the_reason(
-    damage: Callable[[pathlib.Path], None],
-    said: str,
-    save: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+    damage: Callable[[Path], None], said: str, save: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The status code is one that no worker takes for a retry or for the end of its task."""
     monkeypatch.setattr(saved_chunks, "MISSING_S", 0.0)
@@ -363,7 +358,7 @@ def fails_to_list(number: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EMFILE])
 def test_a_directory_that_cannot_be_listed_ends_a_reader_only_after_long(
-    number: int, save: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    number: int, save: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(save, "chunk_0_0_1")
     (save / "DONE").touch()
@@ -380,14 +375,14 @@ def test_a_directory_that_cannot_be_listed_ends_a_reader_only_after_long(
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.ENOTDIR])
 def test_a_directory_that_will_never_be_listed_is_refused_at_once(
-    number: int, save: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    number: int, save: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fails_to_list(number, monkeypatch)
     with pytest.raises(FailedPrecondition, match=f"cannot be read: {os.strerror(number)}"):
         saved_chunks.look(str(save), [])
 
 
-def test_chunks_that_were_found_before_a_save_failed_are_read(save: pathlib.Path) -> None:
+def test_chunks_that_were_found_before_a_save_failed_are_read(save: Path) -> None:
     async def steps(loaded: Loaded) -> None:
         write(save, "chunk_0_0_1", "chunk_0_1_1")
         assert await loaded.split() == files(save, "chunk_0_0_1")[0]
@@ -400,7 +395,7 @@ def test_chunks_that_were_found_before_a_save_failed_are_read(save: pathlib.Path
 
 
 def test_many_chunks_are_found_in_several_events(
-    save: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    save: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(growing_sources, "MAX_FOUND", 2)
     names = [f"chunk_0_{number}_1" for number in range(5)]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pathlib
 import re
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import grpc
@@ -190,7 +190,7 @@ def dispatchers() -> Iterator[Dispatchers]:
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("files")
     write_files(directory)
     return directory
@@ -212,28 +212,28 @@ JOINS = [*compositions.EXACT_JOINS, *compositions.OTHER_JOINS]
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_every_source(dispatchers: Dispatchers, files: pathlib.Path, source: str) -> None:
+def test_every_source(dispatchers: Dispatchers, files: Path, source: str) -> None:
     dispatchers.compare(Compositions(SEED, files).filled(source))
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_every_step(dispatchers: Dispatchers, files: pathlib.Path, step: str) -> None:
+def test_every_step(dispatchers: Dispatchers, files: Path, step: str) -> None:
     dispatchers.compare("count(5)." + Compositions(SEED, files).filled(step))
 
 
 @pytest.mark.parametrize("join", JOINS)
-def test_every_join(dispatchers: Dispatchers, files: pathlib.Path, join: str) -> None:
+def test_every_join(dispatchers: Dispatchers, files: Path, join: str) -> None:
     filled = Compositions(SEED, files).filled(join, a="count(3)", b="slices(whole([4, 5]))")
     dispatchers.compare(filled)
 
 
-def test_compositions(dispatchers: Dispatchers, files: pathlib.Path) -> None:
+def test_compositions(dispatchers: Dispatchers, files: Path) -> None:
     made_up = Compositions(SEED, files)
     for number in range(PIPELINES):
         dispatchers.compare(made_up.any(2 + number % 3))
 
 
-def test_a_save_that_is_being_written(dispatchers: Dispatchers, tmp_path: pathlib.Path) -> None:
+def test_a_save_that_is_being_written(dispatchers: Dispatchers, tmp_path: Path) -> None:
     """What is there is given out before it is looked for more; the end, when it is said."""
     path = tmp_path / "save"
     write_save(path, {"chunk_1_0_1": [2], "chunk_0_0_1": [1]})

@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import errno
 import os
-import pathlib
 import threading
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,7 +60,7 @@ class Died(BaseException):
 class Served:
     """A dispatcher that serves, and what a stock worker asks it."""
 
-    def __init__(self, dispatcher: Dispatcher, path: pathlib.Path) -> None:
+    def __init__(self, dispatcher: Dispatcher, path: Path) -> None:
         self.dispatcher = dispatcher
         self.servicer = TfDataDispatcherServicer(dispatcher)
         self.path = str(path)
@@ -101,7 +101,7 @@ class Served:
 Steps = Callable[[Served], Coroutine[Any, Any, None]]
 
 
-def serve(storage: Storage, path: pathlib.Path, steps: Steps, **options: Any) -> None:
+def serve(storage: Storage, path: Path, steps: Steps, **options: Any) -> None:
     async def run(dispatcher: Dispatcher) -> None:
         served = Served(dispatcher, path)
         try:
@@ -112,12 +112,12 @@ def serve(storage: Storage, path: pathlib.Path, steps: Steps, **options: Any) ->
     run_dispatcher(storage, run, **options)
 
 
-def splits_in(path: pathlib.Path) -> dict[str, bytes | None]:
+def splits_in(path: Path) -> dict[str, bytes | None]:
     files = sorted((path / "streams").glob("*/splits/*/*/*"))
     return {str(file.relative_to(path / "streams")): unframe(file.read_bytes()) for file in files}
 
 
-def test_the_directory_is_tensorflows(tmp_path: pathlib.Path) -> None:
+def test_the_directory_is_tensorflows(tmp_path: Path) -> None:
     path = tmp_path / "a" / "save"
 
     async def steps(served: Served) -> None:
@@ -163,7 +163,7 @@ DEATHS = ["place", "own", "write_splits", "seal"]
 
 @pytest.mark.parametrize("step", DEATHS)
 def test_the_next_dispatcher_writes_the_files_of_journaled_decisions(
-    step: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first dispatcher died after it journaled the decision and before it wrote the file."""
     path, storage = tmp_path / "save", open_storage(str(tmp_path / "journal"))
@@ -209,7 +209,7 @@ def test_the_next_dispatcher_writes_the_files_of_journaled_decisions(
     assert {index for index, _ in told} >= set(range(SIZE)) - {2}
 
 
-def test_a_torn_split_file_is_written_again(tmp_path: pathlib.Path) -> None:
+def test_a_torn_split_file_is_written_again(tmp_path: Path) -> None:
     path, storage = tmp_path / "save", open_storage(str(tmp_path / "journal"))
 
     async def steps(served: Served) -> None:
@@ -233,7 +233,7 @@ def test_a_torn_split_file_is_written_again(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("step", ["own", "write_splits"])
 def test_a_full_disk_ends_the_save_and_nothing_else(
-    step: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "save"
 
@@ -258,7 +258,7 @@ def test_a_full_disk_ends_the_save_and_nothing_else(
     serve(open_storage(str(tmp_path / "journal")), path, steps)
 
 
-def test_an_error_of_a_worker_ends_the_save(tmp_path: pathlib.Path) -> None:
+def test_an_error_of_a_worker_ends_the_save(tmp_path: Path) -> None:
     path = tmp_path / "save"
 
     async def steps(served: Served) -> None:
@@ -280,7 +280,7 @@ def test_an_error_of_a_worker_ends_the_save(tmp_path: pathlib.Path) -> None:
 
 
 def test_an_end_is_written_once_and_only_to_the_saves_own_directory(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "save"
     save = EndedSave(1, str(path), f"{path}.p", finished=True)
@@ -300,7 +300,7 @@ def test_an_end_is_written_once_and_only_to_the_saves_own_directory(
     assert {"DONE", "ERROR"} & {*os.listdir(path)} == {"DONE"}
 
 
-def test_a_save_within_the_directory_of_another_save_is_refused(tmp_path: pathlib.Path) -> None:
+def test_a_save_within_the_directory_of_another_save_is_refused(tmp_path: Path) -> None:
     outer = tmp_path / "save"
 
     async def steps(served: Served) -> None:
@@ -316,7 +316,7 @@ def test_a_save_within_the_directory_of_another_save_is_refused(tmp_path: pathli
     serve(open_storage(str(tmp_path / "journal")), outer, steps)
 
 
-def test_a_save_whose_directory_was_replaced_ends(tmp_path: pathlib.Path) -> None:
+def test_a_save_whose_directory_was_replaced_ends(tmp_path: Path) -> None:
     path = tmp_path / "save"
 
     async def steps(served: Served) -> None:
@@ -356,7 +356,7 @@ class Hanging:
 
 
 def test_a_hanging_directory_blocks_neither_other_streams_nor_the_end_of_other_saves(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow, fast = f"{tmp_path}/slow", f"{tmp_path}/fast"
 
@@ -389,7 +389,7 @@ def test_a_hanging_directory_blocks_neither_other_streams_nor_the_end_of_other_s
     serve(open_storage(str(tmp_path / "journal")), tmp_path, steps)
 
 
-def ours(path: pathlib.Path) -> forebay_pb2.StartSaveRequest:
+def ours(path: Path) -> forebay_pb2.StartSaveRequest:
     return forebay_pb2.StartSaveRequest(
         request=ev.Request(caller="a", number=1),
         path=str(path),
@@ -400,7 +400,7 @@ def ours(path: pathlib.Path) -> forebay_pb2.StartSaveRequest:
 
 
 def test_a_client_that_cancels_before_a_save_begins_leaves_no_half_made_directory(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "save"
     real = save_directory.prepare
@@ -427,7 +427,7 @@ def test_a_client_that_cancels_before_a_save_begins_leaves_no_half_made_director
 
 
 def test_a_retry_uses_the_directory_that_a_killed_dispatcher_prepared(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, storage = tmp_path / "save", open_storage(str(tmp_path / "journal"))
     real = save_directory.prepare
@@ -449,7 +449,7 @@ def test_a_retry_uses_the_directory_that_a_killed_dispatcher_prepared(
     assert sorted(os.listdir(tmp_path)) == ["journal", "save"]
 
 
-def test_a_waiting_worker_is_told_of_a_stream_that_becomes_free(tmp_path: pathlib.Path) -> None:
+def test_a_waiting_worker_is_told_of_a_stream_that_becomes_free(tmp_path: Path) -> None:
     async def steps(served: Served) -> None:
         servicer = DispatcherServicer(served.dispatcher)
         beat = forebay_pb2.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="w:1", uid=1)
@@ -463,7 +463,7 @@ def test_a_waiting_worker_is_told_of_a_stream_that_becomes_free(tmp_path: pathli
     serve(open_storage(str(tmp_path / "journal")), tmp_path, steps)
 
 
-def test_only_stock_workers_save_a_dataset_that_calls_python(tmp_path: pathlib.Path) -> None:
+def test_only_stock_workers_save_a_dataset_that_calls_python(tmp_path: Path) -> None:
     path = tmp_path / "save"
     drawn = graph.GraphDef.FromString(SLICES.SerializeToString())
     drawn.node.add(name="python", op="EagerPyFunc")
@@ -487,7 +487,7 @@ def test_only_stock_workers_save_a_dataset_that_calls_python(tmp_path: pathlib.P
     serve(open_storage(str(tmp_path / "journal")), path, steps)
 
 
-def test_a_refused_save_leaves_no_files(tmp_path: pathlib.Path) -> None:
+def test_a_refused_save_leaves_no_files(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "other").mkdir()
 
@@ -527,9 +527,9 @@ def test_a_refused_save_leaves_no_files(tmp_path: pathlib.Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["file", "journal", "other"]
 
 
-def test_a_retry_by_our_client_begins_no_second_save(tmp_path: pathlib.Path) -> None:
+def test_a_retry_by_our_client_begins_no_second_save(tmp_path: Path) -> None:
     async def steps(served: Served) -> None:
-        servicer, request = DispatcherServicer(served.dispatcher), ours(pathlib.Path(served.path))
+        servicer, request = DispatcherServicer(served.dispatcher), ours(Path(served.path))
         await asyncio.gather(servicer.start_save(request), servicer.start_save(request))
         await servicer.start_save(request)
         request.request.number = 2
@@ -541,7 +541,7 @@ def test_a_retry_by_our_client_begins_no_second_save(tmp_path: pathlib.Path) -> 
     assert sorted(os.listdir(tmp_path)) == ["journal", "save"]
 
 
-def test_a_save_needs_a_storage_that_survives_its_dispatcher(tmp_path: pathlib.Path) -> None:
+def test_a_save_needs_a_storage_that_survives_its_dispatcher(tmp_path: Path) -> None:
     async def steps(served: Served) -> None:
         with pytest.raises(InvalidArgument, match="in the fault tolerant mode"):
             await served.save()
@@ -551,7 +551,7 @@ def test_a_save_needs_a_storage_that_survives_its_dispatcher(tmp_path: pathlib.P
 
 
 def test_a_stream_that_its_worker_abandoned_is_begun_anew(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TensorFlow's workers abandon a stream silently if the dispatcher is away for long."""
     storage, task = open_storage(str(tmp_path / "journal")), pb.SnapshotTaskDef(stream_index=0)

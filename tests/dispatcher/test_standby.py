@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import pathlib
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -284,7 +284,7 @@ def test_a_dispatcher_without_standby_exits_if_another_one_leads(any_storage: st
         assert leader_of(leader) == 1
 
 
-def test_a_standby_refuses_storages_that_cannot_have_one(tmp_path: pathlib.Path) -> None:
+def test_a_standby_refuses_storages_that_cannot_have_one(tmp_path: Path) -> None:
     assert "memory: cannot be shared" in refused("--standby")
     said = refused("--standby", f"--storage={tmp_path}", "--host=0.0.0.0", "--insecure")
     assert "--address HOST:%port%" in said

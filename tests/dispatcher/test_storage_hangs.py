@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import pathlib
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -143,7 +143,7 @@ def test_a_dispatcher_ends_though_its_storage_hangs(
 
 
 @contextlib.contextmanager
-def stopped_server(kind: str, tmp_path: pathlib.Path) -> Iterator[tuple[str, Any]]:
+def stopped_server(kind: str, tmp_path: Path) -> Iterator[tuple[str, Any]]:
     """A storage on a server of its own."""
     if kind == "redis":
         with running_redis(tmp_path / "redis", appendonly="yes", appendfsync="always") as server:
@@ -162,7 +162,7 @@ def forebay(dispatcher: DispatcherProcess, *command: str) -> tuple[int, list[str
 
 @pytest.mark.parametrize("kind", ["redis", "postgres"])
 def test_a_stopped_server_is_what_the_page_and_the_commands_say_first(
-    kind: str, tmp_path: pathlib.Path
+    kind: str, tmp_path: Path
 ) -> None:
     port = free_port()
     with (

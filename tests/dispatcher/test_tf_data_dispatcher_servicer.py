@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pathlib
 import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -28,7 +28,7 @@ def distributed(
 # -- deaths ------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_joins_late_and_one_that_dies(tmp_path: pathlib.Path) -> None:
+def test_a_worker_that_joins_late_and_one_that_dies(tmp_path: Path) -> None:
     with (
         DispatcherProcess(tmp_path, worker_timeout_ms=2_000) as dispatcher,
         stock_workers(dispatcher, 1, heartbeat_interval_ms=200) as first,
@@ -47,7 +47,7 @@ def test_a_worker_that_joins_late_and_one_that_dies(tmp_path: pathlib.Path) -> N
     assert len(got) >= 1_000 - 50
 
 
-def test_without_a_worker_a_trainer_waits_for_one(tmp_path: pathlib.Path) -> None:
+def test_without_a_worker_a_trainer_waits_for_one(tmp_path: Path) -> None:
     with DispatcherProcess(tmp_path) as dispatcher:
         dataset = iter(distributed(dispatcher, tf.data.Dataset.range(10)))
         with stock_workers(dispatcher, 1):

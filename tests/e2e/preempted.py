@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
-import pathlib
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from forebay import service
@@ -27,7 +27,7 @@ record = os.open(PATH, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 def step(numbers: list[int]) -> None:
     time.sleep(float(STEP_S))
     os.write(record, b"".join(b"%d\n" % number for number in numbers))
-    while pathlib.Path(PATH).with_name("hold").exists():
+    while Path(PATH).with_name("hold").exists():
         time.sleep(0.01)
 
 
@@ -48,7 +48,7 @@ def wait_to_begin() -> None:
     if LATER == "1":
         logging.getLogger("forebay").addHandler(Waits())
         os.write(record, b"opened\n")
-        while not pathlib.Path(PATH).with_suffix(".begin").exists():
+        while not Path(PATH).with_suffix(".begin").exists():
             time.sleep(0.05)
 
 

@@ -6,9 +6,9 @@ Run as a program, this file is what happens in the first of them.
 from __future__ import annotations
 
 import os
-import pathlib
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from ..forks import Fork
 from ..standbys import status, wait_until
 from ..stock import DispatcherProcess
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 WORKERS = ("worker0", "worker1")
 
 THERE = """
@@ -108,7 +108,7 @@ print("all of them", flush=True)
 ISOLATED = ("unshare", "--map-root-user", "--net")
 
 
-def test_datasets_of_every_kind_are_read_across_hosts(tmp_path: pathlib.Path) -> None:
+def test_datasets_of_every_kind_are_read_across_hosts(tmp_path: Path) -> None:
     """In each mode, while one of two workers drains."""
     require_namespaces()
     command = [*ISOLATED, sys.executable, "-m", __name__, str(tmp_path)]
@@ -151,7 +151,7 @@ class WorkerThere:
 
 
 def main() -> None:
-    folder = pathlib.Path(sys.argv[1])
+    folder = Path(sys.argv[1])
     network = Network(WORKERS)
     with DispatcherProcess("memory:", host=OWN_ADDRESS, insecure=True) as dispatcher:
         workers = [WorkerThere(network.hosts[name], dispatcher.address) for name in WORKERS]

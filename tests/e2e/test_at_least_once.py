@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import pathlib
 import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -182,7 +182,7 @@ def kill(trainer: Trainer) -> None:
 
 class TestTrainersDie:
     @pytest.fixture
-    def dispatcher(self, tmp_path: pathlib.Path) -> Iterator[DispatcherProcess]:
+    def dispatcher(self, tmp_path: Path) -> Iterator[DispatcherProcess]:
         with (
             DispatcherProcess(tmp_path / "journal", client_timeout_ms=3_000) as running,
             WorkerProcess(running.address),
@@ -190,7 +190,7 @@ class TestTrainersDie:
         ):
             yield running
 
-    def three(self, dispatcher: DispatcherProcess, folder: pathlib.Path) -> list[Trainer]:
+    def three(self, dispatcher: DispatcherProcess, folder: Path) -> list[Trainer]:
         """They train, and have reported that they do."""
         dataset_id = numbers(dispatcher.target)
         trainers = [
@@ -206,7 +206,7 @@ class TestTrainersDie:
         repeated = {number for number, times in used.items() if times > 1}
         assert repeated <= {*(dead.elements() if dead is not None else [])}
 
-    def test_one_is_killed(self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path) -> None:
+    def test_one_is_killed(self, dispatcher: DispatcherProcess, tmp_path: Path) -> None:
         trainers = self.three(dispatcher, tmp_path)
         dead, *others = trainers
         kill(dead)
@@ -215,7 +215,7 @@ class TestTrainersDie:
 
     @pytest.mark.long
     def test_one_is_paused_until_it_is_given_up(
-        self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+        self, dispatcher: DispatcherProcess, tmp_path: Path
     ) -> None:
         trainers = self.three(dispatcher, tmp_path)
         paused, *others = trainers
@@ -243,7 +243,7 @@ class TestRefused:
             first(tf.constant(register(cluster)))
 
 
-def test_a_bundle_that_became_shorter_is_refused(tmp_path: pathlib.Path) -> None:
+def test_a_bundle_that_became_shorter_is_refused(tmp_path: Path) -> None:
     """Its elements are of a file, which was cut between two trainers."""
     path = tmp_path / "records"
 

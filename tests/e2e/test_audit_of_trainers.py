@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import pathlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,7 +56,7 @@ def numbers(split: int) -> Iterator[int]:
         yield split * 6 + number
 
 
-def audits(journal: pathlib.Path) -> dict[str, OrderedAnswers]:
+def audits(journal: Path) -> dict[str, OrderedAnswers]:
     """By job."""
     _, histories, _ = _replayed(FileStorage(journal))
     return {each.job.user_name: OrderedAnswers(each) for each in histories.jobs.values()}
@@ -76,7 +76,7 @@ class Trainer(Fork):
     """A process, and the batches that it has written down."""
 
     def __init__(self, way: str, index: int, consumers: int, most: int, *where: str) -> None:
-        self.path = pathlib.Path(where[-1]) / f"{way}-{index}"
+        self.path = Path(where[-1]) / f"{way}-{index}"
         with self.path.open("w") as file:
             said = [*where[:-1], json.dumps(ORDER), way, str(index), str(consumers), str(most)]
             super().__init__(["-c", TRAINER, *said], output=file.fileno())
@@ -88,7 +88,7 @@ class Trainer(Fork):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, Any]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """The journal, and what trainers have seen: by job and consumer."""
     journal, seen = tmp_path_factory.mktemp("journal"), tmp_path_factory.mktemp("seen")
     with DispatcherProcess(journal) as dispatcher, WorkerProcess(dispatcher.address):
@@ -105,7 +105,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, Any
     return journal, {("group", 0): killed.seen, ("group", 1): left.seen, ("tf", 0): through.seen}
 
 
-def test_what_is_given_was_seen(trained: tuple[pathlib.Path, Any]) -> None:
+def test_what_is_given_was_seen(trained: tuple[Path, Any]) -> None:
     journal, seen = trained
     answers = audits(journal)
     said: dict[tuple[str, int], list[str]] = {each: [] for each in seen}
@@ -131,7 +131,7 @@ def test_what_is_given_was_seen(trained: tuple[pathlib.Path, Any]) -> None:
     assert answers["tf"].step(100_000)["status"] == "not yet"
 
 
-def test_an_element_has_its_step_and_its_consumer(trained: tuple[pathlib.Path, Any]) -> None:
+def test_an_element_has_its_step_and_its_consumer(trained: tuple[Path, Any]) -> None:
     journal, seen = trained
     for step, (number, _) in enumerate(seen["group", 1]):
         name = "{}:{}".format(*divmod(number, 12))

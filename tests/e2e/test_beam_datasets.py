@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import collections
 import os
-import pathlib
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
@@ -43,7 +43,7 @@ NUMBERS = Metrics.distribution("parse", "numbers")
 class Parse(beam.DoFn):  # type: ignore[misc]
     """Counts what it sees in a file that its life cycle opens and closes."""
 
-    def __init__(self, folder: pathlib.Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def setup(self) -> None:
@@ -60,7 +60,7 @@ class Parse(beam.DoFn):  # type: ignore[misc]
         (self._folder / f"{os.getpid()}").write_text(str(self._seen))
 
 
-def torn_down(folder: pathlib.Path) -> int:
+def torn_down(folder: Path) -> int:
     """How many records the processes of which this is known have seen."""
     return sum(int(log.read_text() or 0) for log in folder.iterdir())
 
@@ -77,10 +77,7 @@ def numbers(elements: Any) -> list[int]:
 
 @pytest.mark.usefixtures("workers")
 def test_a_pcollection_is_read_in_every_way(
-    dispatcher: DispatcherProcess,
-    files: str,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+    dispatcher: DispatcherProcess, files: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")  # of what prints the status
     p = beam.Pipeline()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-import pathlib
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -108,7 +108,7 @@ def test_distribute(target: str) -> None:
 
 
 @pytest.fixture
-def small(tmp_path: pathlib.Path) -> Iterator[str]:
+def small(tmp_path: Path) -> Iterator[str]:
     """A cache of 4 elements of 1 MiB."""
     with (
         DispatcherProcess(tmp_path) as dispatcher,
@@ -239,7 +239,7 @@ def test_a_killed_trainer_goes_on_and_the_dispatcher_may_die(dispatcher: Dispatc
         assert first(reading_trainer(target, dataset_id, "killed", "new"), 10) == [*range(10)]
 
 
-def test_with_a_killed_worker_its_cache_is_lost(tmp_path: pathlib.Path) -> None:
+def test_with_a_killed_worker_its_cache_is_lost(tmp_path: Path) -> None:
     """The next worker produces its part of the dataset again, here all of it, for all trainers."""
     with DispatcherProcess(tmp_path) as dispatcher:
         target = dispatcher.target

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pathlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import tensorflow as tf
 
@@ -19,7 +19,7 @@ READERS = 100
 ELEMENTS = 50
 
 
-def test_every_reader_of_a_crowd_gets_what_it_asked_for(tmp_path: pathlib.Path) -> None:
+def test_every_reader_of_a_crowd_gets_what_it_asked_for(tmp_path: Path) -> None:
     together = threading.Barrier(READERS)
 
     def read(number: int) -> list[int]:

@@ -4,8 +4,8 @@ which the dispatcher computes how many splits there are."""
 from __future__ import annotations
 
 import asyncio
-import pathlib
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,7 +66,7 @@ __attribute__((constructor)) static void load() {
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("ops") / "plus_thousand.so"
     source = path.with_suffix(".cc")
     source.write_text(PLUS_THOUSAND)
@@ -76,9 +76,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return path
 
 
-def test_workers_and_the_dispatcher_know_custom_ops(
-    tmp_path: pathlib.Path, library: pathlib.Path
-) -> None:
+def test_workers_and_the_dispatcher_know_custom_ops(tmp_path: Path, library: Path) -> None:
     plus_thousand = tf.load_op_library(str(library)).forebay_plus_thousand
     how = {"load_op_library": library}
     with DispatcherProcess(tmp_path, **how) as dispatcher, WorkerProcess(dispatcher.address, **how):
@@ -96,7 +94,7 @@ def test_workers_and_the_dispatcher_know_custom_ops(
         assert len(require_complete(output)[1].whole) == 128
 
 
-def test_a_library_that_cannot_be_loaded(tmp_path: pathlib.Path) -> None:
+def test_a_library_that_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "text.so").write_text("no library")
     for name, why in (("none.so", "No such file"), ("text.so", "invalid ELF header|too short")):
         path = str(tmp_path / name)

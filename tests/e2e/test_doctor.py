@@ -6,10 +6,10 @@ import contextlib
 import html
 import json
 import os
-import pathlib
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -113,7 +113,7 @@ def plain(part: str) -> str:
     return " ".join(html.unescape(re.sub("<.*?>", "", part)).split())
 
 
-def test_each_bottleneck_is_told_and_a_followed_advice_ends_it(tmp_path: pathlib.Path) -> None:
+def test_each_bottleneck_is_told_and_a_followed_advice_ends_it(tmp_path: Path) -> None:
     port, worker_port = free_port(), free_port()
     with contextlib.ExitStack() as stack:
         dispatcher = stack.enter_context(

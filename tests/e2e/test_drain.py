@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pathlib
 import re
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,9 +100,7 @@ def test_a_killed_trainer_does_not_hold_up_a_draining_worker(
 
 
 @pytest.mark.long
-def test_a_worker_that_drains_for_long_holds_up_only_its_own_readers(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_a_worker_that_drains_for_long_holds_up_only_its_own_readers(tmp_path: Path) -> None:
     """Coordinated reads continue without it; new ones, and new saves, do not use it."""
     path = str(tmp_path / "save")
     with (

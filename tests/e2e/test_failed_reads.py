@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pathlib
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(120)
 FILES, RECORDS = 12, 200
 
 
-def written(folder: pathlib.Path) -> list[str]:
+def written(folder: Path) -> list[str]:
     folder.mkdir()
     paths = [str(folder / f"{number:02}.tfrecord") for number in range(FILES)]
     for path in paths:
@@ -44,14 +44,14 @@ def graph(paths: list[str]) -> tf.data.Dataset:
 def read_until_it_fails(elements: Iterator[Any], paths: list[str]) -> str:
     next(elements)
     for path in paths:
-        pathlib.Path(path).unlink()
+        Path(path).unlink()
     with pytest.raises((tf.errors.NotFoundError, PipelineError)) as raised:
         for _ in elements:
             pass
     return str(raised.value)
 
 
-def test_a_read_that_failed_is_a_finding_and_stays_one(tmp_path: pathlib.Path) -> None:
+def test_a_read_that_failed_is_a_finding_and_stays_one(tmp_path: Path) -> None:
     port = free_port()
     with ExitStack() as stack:
         dispatcher = stack.enter_context(
@@ -105,7 +105,7 @@ def test_a_read_that_failed_is_a_finding_and_stays_one(tmp_path: pathlib.Path) -
             wait_until(told, job)
 
 
-def test_a_killed_trainers_rate_counts_no_more(tmp_path: pathlib.Path) -> None:
+def test_a_killed_trainers_rate_counts_no_more(tmp_path: Path) -> None:
     port = free_port()
     with ExitStack() as stack:
         dispatcher = stack.enter_context(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import collections
-import pathlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import tensorflow as tf
@@ -20,7 +20,7 @@ from ..stock import DispatcherProcess, ServerProcess, slow, stock_workers
 
 DYNAMIC = "distributed_epoch"
 ELEMENTS = 2_000
-BALANCER = pathlib.Path(__file__).parent.parent / "balancer.py"
+BALANCER = Path(__file__).parent.parent / "balancer.py"
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import pathlib
 import random
 import tarfile
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ COLUMNS = {
 class Data:
     """The files of a format, and their records as the format's own library reads them."""
 
-    def __init__(self, format: str, directory: pathlib.Path) -> None:  # noqa: A002
+    def __init__(self, format: str, directory: Path) -> None:  # noqa: A002
         found = written(format, directory, COUNTS)
         columns = COLUMNS.get(format)
         if columns is not None:
@@ -141,7 +141,7 @@ def test_at_least_once(cluster: Cluster, data: Data) -> None:
 
 
 @pytest.fixture(scope="module")
-def numbers(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """TFRecord files of 6,000 numbers of 1 KB."""
     directory = tmp_path_factory.mktemp("numbers")
     for file in range(3):
@@ -152,7 +152,7 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return directory
 
 
-def test_workers_that_are_killed_change_nothing(cluster: Cluster, numbers: pathlib.Path) -> None:
+def test_workers_that_are_killed_change_nothing(cluster: Cluster, numbers: Path) -> None:
     cluster.resize(2)
     dataset_id = service.register_files(
         cluster.target, numbers, shuffle_records=True, split_records=100
@@ -166,7 +166,7 @@ def test_workers_that_are_killed_change_nothing(cluster: Cluster, numbers: pathl
 
 
 def test_records_that_are_left_out_have_no_place_in_any_epoch(
-    cluster: Cluster, tmp_path: pathlib.Path
+    cluster: Cluster, tmp_path: Path
 ) -> None:
     """The journal names each once, whichever worker read it how often."""
     path = tmp_path / "a.tfrecord"
@@ -203,7 +203,7 @@ def test_records_that_are_left_out_have_no_place_in_any_epoch(
     assert [int(number) for number in within] == epochs[0][50:]
 
 
-def test_compressed_lines_that_nobody_counted(cluster: Cluster, tmp_path: pathlib.Path) -> None:
+def test_compressed_lines_that_nobody_counted(cluster: Cluster, tmp_path: Path) -> None:
     """Lengths are learned; what is broken has no place in any epoch."""
     cluster.resize(2)
     good = []
@@ -245,14 +245,14 @@ def status(cluster: Cluster) -> list[dict[str, Any]]:
         client.close()
 
 
-def test_the_dispatcher_knows_what_has_code(cluster: Cluster, numbers: pathlib.Path) -> None:
+def test_the_dispatcher_knows_what_has_code(cluster: Cluster, numbers: Path) -> None:
     for function, is_plain in ((None, True), (len, False)):
         dataset_id = service.register_files(cluster.target, numbers, map=function)
         definition = fetch_dataset(cluster.target, dataset_id).definition
         assert definition.python_function.no_code == is_plain
 
 
-def test_a_state_is_of_these_files(cluster: Cluster, tmp_path: pathlib.Path) -> None:
+def test_a_state_is_of_these_files(cluster: Cluster, tmp_path: Path) -> None:
     path = tmp_path / "a.tfrecord"
     path.write_bytes(b"".join(frame(bytes([number])) for number in range(100)))
 
@@ -272,7 +272,7 @@ def test_a_state_is_of_these_files(cluster: Cluster, tmp_path: pathlib.Path) -> 
 
 
 def test_columns_of_directories_names_and_samples_that_lack_one(
-    cluster: Cluster, tmp_path: pathlib.Path
+    cluster: Cluster, tmp_path: Path
 ) -> None:
     """In a process that has only what was registered."""
     for year in (2020, 2021):
@@ -282,7 +282,7 @@ def test_columns_of_directories_names_and_samples_that_lack_one(
         for name in ("0.cls", "0.jpg", "1.jpg", "2.PNG", "2.cls"):
             tar.addfile(tarfile.TarInfo(name))
     columns = {"image": ["jpg", "png"], "label": "cls", "key": "__key__"}
-    cases: tuple[tuple[pathlib.Path, dict[str, Any], list[Any]], ...] = (
+    cases: tuple[tuple[Path, dict[str, Any], list[Any]], ...] = (
         (tmp_path / "hive", {}, [{"a": year, "year": year} for year in (2020, 2021)]),
         (
             tmp_path / "0.tar",
@@ -296,7 +296,7 @@ def test_columns_of_directories_names_and_samples_that_lack_one(
             assert [*itertools.islice(elements, 9)] == expected
 
 
-def test_windows_of_tokens_through_the_service(cluster: Cluster, tmp_path: pathlib.Path) -> None:
+def test_windows_of_tokens_through_the_service(cluster: Cluster, tmp_path: Path) -> None:
     tokens = np.random.default_rng(1).integers(0, 1 << 16, 10_000, np.uint16)
     tokens.tofile(tmp_path / "a.bin")
     how = {"dtype": "uint16", "window": 65}
@@ -313,7 +313,7 @@ def test_windows_of_tokens_through_the_service(cluster: Cluster, tmp_path: pathl
     np.testing.assert_array_equal(np.concatenate(found), windows[order][51:])
 
 
-def test_nested_columns_through_the_service(cluster: Cluster, tmp_path: pathlib.Path) -> None:
+def test_nested_columns_through_the_service(cluster: Cluster, tmp_path: Path) -> None:
     """Lists of lists are ragged: as a function has them, in batches, and in TensorFlow."""
     grid: list[list[list[int]]] = [[[1], [2, 3]], [], [[]], [[4, 5, 6]]]
     table = pa.table({"a": [{"g": one, "s": [{"t": "x" * len(one)}]} for one in grid]})

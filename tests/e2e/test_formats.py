@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pathlib
+from pathlib import Path
 
 import lance
 import numpy as np
@@ -19,7 +19,7 @@ from ..stock import DispatcherProcess
 
 
 def test_workers_read_a_format_that_their_packages_bring(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packages = tmp_path / "packages"
     packages.mkdir()
@@ -45,7 +45,7 @@ def test_workers_read_a_format_that_their_packages_bring(
             next(iter(elements))
 
 
-def test_workers_read_the_registered_version_of_a_table(tmp_path: pathlib.Path) -> None:
+def test_workers_read_the_registered_version_of_a_table(tmp_path: Path) -> None:
     delta, of_lance = tmp_path / "delta", tmp_path / "lance"
     write_deltalake(delta, pa.table({"n": range(90), "kind": ["a"] * 90}), partition_by=["kind"])
     lance.write_dataset(pa.table({"n": range(90)}), of_lance, max_rows_per_file=20)

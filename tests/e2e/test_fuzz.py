@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pathlib
 import random
 import socket
+from pathlib import Path
 
 import grpc
 import pytest
@@ -154,7 +154,7 @@ class Fuzzer:
 
 
 def memory_kb(process: int) -> int:
-    for line in pathlib.Path(f"/proc/{process}/status").read_text().splitlines():
+    for line in Path(f"/proc/{process}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1])
     raise AssertionError(process)
@@ -165,9 +165,7 @@ def descriptors(process: int) -> int:
 
 
 @pytest.mark.parametrize("by", ["tokens", "certificates"])
-def test_garbage_on_any_port_stops_nobody_and_nothing_grows(
-    tmp_path: pathlib.Path, by: str
-) -> None:
+def test_garbage_on_any_port_stops_nobody_and_nothing_grows(tmp_path: Path, by: str) -> None:
     authority = certificates.Authority(tmp_path / "ca")
     server = authority.issue("server").files()
     rules: dict[str, str] = {}

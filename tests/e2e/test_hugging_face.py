@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import os
-import pathlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -93,7 +93,7 @@ def test_the_commit_of_the_registration_is_what_is_read(
 
 
 def test_a_private_repository_needs_a_token_that_nobody_sees(
-    hub: Hub, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+    hub: Hub, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     hub.commit("someone/secret", {"0.parquet": table(range(50))})
     hub.private.add("someone/secret")

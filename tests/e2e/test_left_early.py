@@ -4,9 +4,9 @@ there is room for."""
 from __future__ import annotations
 
 import itertools
-import pathlib
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,7 +158,7 @@ def test_a_pipeline_without_leases_begins_again(
         assert [int(element[0]) for element in elements] == [*range(ELEMENTS)]
 
 
-def test_a_static_shard_begins_anew_and_its_job_ends(tmp_path: pathlib.Path) -> None:
+def test_a_static_shard_begins_anew_and_its_job_ends(tmp_path: Path) -> None:
     with DispatcherProcess("memory:", workers="127.0.0.1") as dispatcher:
         workers = Workers(dispatcher)
         workers.start()

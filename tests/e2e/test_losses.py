@@ -4,10 +4,10 @@ every split of which elements are."""
 from __future__ import annotations
 
 import json
-import pathlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,7 +46,7 @@ def numbers(split: int) -> Iterator[int]:
 class Trainer(Fork):
     """It takes about 500 elements a second, and writes down each."""
 
-    def __init__(self, target: str, dataset_id: str, path: pathlib.Path, **how: Any) -> None:
+    def __init__(self, target: str, dataset_id: str, path: Path, **how: Any) -> None:
         self.path = path
         super().__init__(["-c", TRAINER, target, dataset_id, str(path), json.dumps(how)])
 
@@ -60,7 +60,7 @@ class Trainer(Fork):
         return [*map(int, whole.splitlines())]
 
 
-def audit(journal: pathlib.Path) -> dict[str, Any]:
+def audit(journal: Path) -> dict[str, Any]:
     state, histories, _ = _replayed(FileStorage(journal))
     [history] = histories.jobs.values()
     return unordered(state, history)
@@ -81,7 +81,7 @@ NAMED = {"job_name": "training"}
         ("only trainer", NAMED),
     ],
 )
-def test_what_is_missing_is_named(ends: str, how: dict[str, Any], tmp_path: pathlib.Path) -> None:
+def test_what_is_missing_is_named(ends: str, how: dict[str, Any], tmp_path: Path) -> None:
     of_split = OF_SPLIT if ends != "worker of tf.data" else 1
     expected = {*range(SPLITS * OF_SPLIT)}
     trainers: list[Trainer] = []

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pathlib
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,7 +61,7 @@ def is_finished(dispatcher: DispatcherProcess, job_name: str) -> bool:
     return bool(iteration["finished"])
 
 
-def test_a_worker_that_is_told_to_stop_does_not_fail_stock_clients(tmp_path: pathlib.Path) -> None:
+def test_a_worker_that_is_told_to_stop_does_not_fail_stock_clients(tmp_path: Path) -> None:
     with (
         DispatcherProcess(tmp_path) as d,
         WorkerProcess(d.address) as stopping,

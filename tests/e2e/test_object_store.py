@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-import pathlib
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -32,7 +32,7 @@ def numbers(target: str, dataset_id: str) -> list[list[int]]:
 
 @pytest.mark.timeout(240)
 def test_an_epoch_of_a_faulty_store_is_the_same_whoever_dies(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with object_store() as store, DispatcherProcess(tmp_path / "journal") as dispatcher:
         for name, text in store.environment.items():
@@ -85,7 +85,7 @@ def test_an_epoch_of_a_faulty_store_is_the_same_whoever_dies(
     assert SECRET_KEY not in said and ACCESS_KEY not in said
 
 
-def _put(store: ObjectStore, tmp_path: pathlib.Path) -> None:
+def _put(store: ObjectStore, tmp_path: Path) -> None:
     for number in range(FILES):
         rows = range(number * ROWS, (number + 1) * ROWS)
         path = tmp_path / "one.parquet"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,7 +81,7 @@ def test_they_arrive_as_they_were(target: str, name: str) -> None:
             assert elements(dataset.apply(theirs)) == expected
 
 
-def test_a_save_keeps_them(target: str, tmp_path: pathlib.Path) -> None:
+def test_a_save_keeps_them(target: str, tmp_path: Path) -> None:
     dataset = count(1, 6).map(ELEMENTS["nested"])
     path = tmp_path / "save"
     service.distributed_save(dataset, str(path), target)
@@ -90,7 +90,7 @@ def test_a_save_keeps_them(target: str, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("name", ELEMENTS)
-def test_who_cannot_have_them_says_so(target: str, name: str, tmp_path: pathlib.Path) -> None:
+def test_who_cannot_have_them_says_so(target: str, name: str, tmp_path: Path) -> None:
     dataset = count(1, 6).map(ELEMENTS[name])
     dataset_id = service.register_dataset(target, dataset)
     with pytest.raises(UnsupportedElement, match="only TensorFlow reads: use from_data"):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import pathlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -142,7 +142,7 @@ def test_it_is_the_order_of_tf_datas_interleave(cluster: Cluster) -> None:
         assert found == interleaved(bundles, cycle_length, block_length)
 
 
-def write_records(folder: pathlib.Path) -> list[str]:
+def write_records(folder: Path) -> list[str]:
     paths = []
     for number in range(12):
         paths.append(str(folder / f"{number}.tfrecord"))
@@ -160,7 +160,7 @@ def chosen(x: tf.Tensor) -> tf.data.Dataset:
     return tf.data.Dataset.choose_from_datasets([above, sampled], order, False)
 
 
-def by_kind(kind: str, folder: pathlib.Path) -> Any:
+def by_kind(kind: str, folder: Path) -> Any:
     """A dataset of this kind."""
     rng = np.random.default_rng(5)
     match kind:
@@ -201,7 +201,7 @@ def by_kind(kind: str, folder: pathlib.Path) -> Any:
           ("variable shapes", "ragged", "choices", "packed")),
     ],
 )  # fmt: skip
-def test_any_kind_of_elements(cluster: Cluster, tmp_path: pathlib.Path, kind: str) -> None:
+def test_any_kind_of_elements(cluster: Cluster, tmp_path: Path, kind: str) -> None:
     dataset_id = service.register_dataset(cluster.target, by_kind(kind, tmp_path))
     order: dict[str, Any] = {
         "seed": 3,
@@ -224,7 +224,7 @@ def of_split(split: int) -> Iterator[bytes]:
         yield f"{split}.{number}".encode().ljust(1 << 10)
 
 
-def of_lines(folder: pathlib.Path) -> Any:
+def of_lines(folder: Path) -> Any:
     """The same elements by Beam, which reads a file in splits of two lines."""
     import apache_beam as beam
 
@@ -244,8 +244,8 @@ def of_lines(folder: pathlib.Path) -> Any:
 def test_functions_of_splits_and_beam_pipelines(
     cluster: Cluster,
     small_windows: None,
-    tmp_path: pathlib.Path,
-    dataset: Callable[[pathlib.Path], Any],
+    tmp_path: Path,
+    dataset: Callable[[Path], Any],
     how: dict[str, Any],
 ) -> None:
     """Any number of workers, one of which is killed, and of consumers, also from a state on."""

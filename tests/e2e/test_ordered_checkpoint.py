@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import pathlib
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -31,7 +31,7 @@ def dataset(target: str, dataset_id: str, position: Any, **how: Any) -> Any:
 class Training:
     """A trainer as after a start: it has what the newest checkpoint in the directory says."""
 
-    def __init__(self, directory: pathlib.Path) -> None:
+    def __init__(self, directory: Path) -> None:
         self.position = service.OrderedPosition()
         self.steps = tf.Variable(0)
         checkpoint = tf.train.Checkpoint(position=self.position, steps=self.steps)
@@ -52,7 +52,7 @@ class Training:
 
 
 def test_each_start_goes_on_where_the_last_one_saved(
-    target: str, numbers: str, tmp_path: pathlib.Path
+    target: str, numbers: str, tmp_path: Path
 ) -> None:
     """In mid-epoch, at an epoch's end, and with elements fetched ahead over it."""
     seen: list[list[int]] = []
@@ -64,9 +64,7 @@ def test_each_start_goes_on_where_the_last_one_saved(
     assert seen == steps_of(target, numbers)[:25]
 
 
-def test_epochs_of_one_dataset_follow_each_other(
-    target: str, numbers: str, tmp_path: pathlib.Path
-) -> None:
+def test_epochs_of_one_dataset_follow_each_other(target: str, numbers: str, tmp_path: Path) -> None:
     training = Training(tmp_path)
     read = dataset(target, numbers, training.position).map(lambda batch, at: (batch, at))
     seen = training.train(read.prefetch(3), None)
@@ -80,7 +78,7 @@ def test_epochs_of_one_dataset_follow_each_other(
 
 
 def test_a_dataset_may_be_made_before_the_position_is_restored(
-    target: str, numbers: str, tmp_path: pathlib.Path
+    target: str, numbers: str, tmp_path: Path
 ) -> None:
     training = Training(tmp_path)
     training.train(dataset(target, numbers, training.position), 5)
@@ -97,7 +95,7 @@ def test_a_dataset_may_be_made_before_the_position_is_restored(
 class Saving(keras.callbacks.Callback):  # type: ignore[misc]
     """Counts the steps, and saves the model behind the fifth."""
 
-    def __init__(self, model: Any, directory: pathlib.Path) -> None:
+    def __init__(self, model: Any, directory: Path) -> None:
         super().__init__()
         self.steps = tf.Variable(0)
         self.checkpoint = tf.train.Checkpoint(model=model, steps=self.steps)
@@ -109,9 +107,7 @@ class Saving(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")  # at each epoch's end
-def test_keras_fit_goes_on_by_the_steps_that_a_callback_counts(
-    target: str, tmp_path: pathlib.Path
-) -> None:
+def test_keras_fit_goes_on_by_the_steps_that_a_callback_counts(target: str, tmp_path: Path) -> None:
     pairs = tf.data.Dataset.range(NUMBER).map(
         lambda i: (tf.random.stateless_normal([4], [i, 0]), tf.fill([1], tf.cast(i, tf.float32)))
     )
@@ -134,9 +130,7 @@ def test_keras_fit_goes_on_by_the_steps_that_a_callback_counts(
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_by_the_element_and_in_a_function(
-    target: str, numbers: str, tmp_path: pathlib.Path
-) -> None:
+def test_by_the_element_and_in_a_function(target: str, numbers: str, tmp_path: Path) -> None:
     """Without batch_size, whatever batches are made behind it; a tf.function takes the steps."""
     first = [x for step in steps_of(target, numbers, 1) for x in step]
     training = Training(tmp_path)
@@ -188,7 +182,7 @@ for batch, behind in dataset.repeat(2).prefetch(5):
 
 @pytest.mark.timeout(240)
 def test_a_trainer_that_is_killed_reads_the_steps_after_its_checkpoint(
-    target: str, numbers: str, tmp_path: pathlib.Path
+    target: str, numbers: str, tmp_path: Path
 ) -> None:
     seen: list[list[int]] = []
     for steps in (5, 10):
@@ -202,7 +196,7 @@ def test_a_trainer_that_is_killed_reads_the_steps_after_its_checkpoint(
     assert seen == steps_of(target, numbers)[:15]
 
 
-def test_replicas_of_a_strategy(target: str, numbers: str, tmp_path: pathlib.Path) -> None:
+def test_replicas_of_a_strategy(target: str, numbers: str, tmp_path: Path) -> None:
     """Each takes a batch in turn, and the greatest of their positions counts."""
     code = """
 import json
@@ -242,9 +236,7 @@ for steps in (2, 3, 2):
     assert [batch for batch in seen if batch] == steps_of(target, numbers, 1)
 
 
-def test_the_position_of_another_read_is_refused(
-    target: str, numbers: str, tmp_path: pathlib.Path
-) -> None:
+def test_the_position_of_another_read_is_refused(target: str, numbers: str, tmp_path: Path) -> None:
     training = Training(tmp_path)
     training.train(dataset(target, numbers, training.position), 3)
     position = Training(tmp_path).position
@@ -283,7 +275,7 @@ def test_a_position_of_the_version_before_goes_on(monkeypatch: pytest.MonkeyPatc
     position.describe(read)
 
 
-def test_what_makes_no_sense_is_refused(target: str, numbers: str, tmp_path: pathlib.Path) -> None:
+def test_what_makes_no_sense_is_refused(target: str, numbers: str, tmp_path: Path) -> None:
     position = service.OrderedPosition()
     refused: list[tuple[dict[str, Any], str]] = [
         ({"ordered": True}, "add_position=True"),

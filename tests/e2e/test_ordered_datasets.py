@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,9 +139,7 @@ def test_a_reader_that_was_made_before_reads_no_other_dataset(cluster: Cluster) 
         assert next(elements) % 2 == 0
 
 
-def test_a_lost_graph_is_replaced_by_the_same_one_only(
-    elsewhere: Cluster, tmp_path: pathlib.Path
-) -> None:
+def test_a_lost_graph_is_replaced_by_the_same_one_only(elsewhere: Cluster, tmp_path: Path) -> None:
     with Cluster(tmp_path, 1) as cluster:
         register(cluster, mapped(1), "lost")
         whole, state = begin(cluster, "lost")

@@ -8,9 +8,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
-import pathlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -167,7 +167,7 @@ def test_a_registered_dataset_is_read_by_its_id(pair: Pair) -> None:
     assert sorted(int(x) for x, _ in read) == list(range(10))
 
 
-def test_a_size_that_must_be_evaluated(pair: Pair, tmp_path: pathlib.Path) -> None:
+def test_a_size_that_must_be_evaluated(pair: Pair, tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.txt").write_text(f"{name}1\n{name}2\n")
     files = tf.data.Dataset.list_files(str(tmp_path / "*.txt"), shuffle=False)
@@ -183,7 +183,7 @@ def test_an_error_of_the_pipeline_reaches_the_trainer(pair: Pair) -> None:
         list(pair.distributed(tf.data.Dataset.from_tensors("/none").map(tf.io.read_file)))
 
 
-def test_static_shards_are_the_dataset_together(pair: Pair, tmp_path: pathlib.Path) -> None:
+def test_static_shards_are_the_dataset_together(pair: Pair, tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / name).write_text(f"{name}1\n{name}2\n{name}3\n")
     files = tf.data.Dataset.from_tensor_slices([str(tmp_path / name) for name in "abc"])
@@ -250,7 +250,7 @@ def test_what_a_cross_trainer_cache_keeps_was_produced_once(pair: Pair) -> None:
     assert of_both_workers("one") == of_both_workers("another")
 
 
-def test_a_save_is_loaded_through_the_service_and_here(pair: Pair, tmp_path: pathlib.Path) -> None:
+def test_a_save_is_loaded_through_the_service_and_here(pair: Pair, tmp_path: Path) -> None:
     """While it is written, and afterwards."""
     path = str(tmp_path / "save")
     ours = pair.client is service
@@ -274,7 +274,7 @@ def test_the_dispatcher_begins_anew_in_mid_epoch(pair: Pair) -> None:
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_workers_on_the_hosts_of_trainers(
-    name: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One is tagged COLOCATED, with another trainer; then there is one in this process, too."""
     client, kind = PAIRS[name]
@@ -342,7 +342,7 @@ def test_tables_variables_and_generators_are_registered_as_they_are(pair: Pair) 
     assert int(first) in [x[3] for x in got]
 
 
-def test_a_source_that_cannot_be_split(pair: Pair, tmp_path: pathlib.Path) -> None:
+def test_a_source_that_cannot_be_split(pair: Pair, tmp_path: Path) -> None:
     dataset = count(3).snapshot(str(tmp_path))
     with pytest.raises(tf.errors.UnimplementedError, match=r"SnapshotDatasetV2.*OFF"):
         list(pair.distributed(dataset))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import pathlib
+from pathlib import Path
 
 import pytest
 
@@ -99,7 +99,7 @@ os._exit(0)  # as TensorFlow cannot take the servers of a cluster down
 
 
 @pytest.mark.parametrize("where", ["in processes", "in the coordinator's process"])
-def test_each_element_is_for_one_worker(tmp_path: pathlib.Path, where: str) -> None:
+def test_each_element_is_for_one_worker(tmp_path: Path, where: str) -> None:
     cluster = {
         job: [f"127.0.0.1:{free_port()}" for _ in range(number)]
         for job, number in {"chief": 1, "worker": 2, "ps": 1}.items()

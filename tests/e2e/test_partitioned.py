@@ -6,10 +6,10 @@ Run as a program, this file is what happens in the namespace that joins the host
 from __future__ import annotations
 
 import os
-import pathlib
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +28,7 @@ LEADER, STANDBY, REDIS = "leader", "standby", "redis"
 CUTS = (((LEADER,), (STANDBY,)), ((LEADER,), (REDIS,)), ((LEADER,), (STANDBY, REDIS)))
 
 
-def test_a_partition_does_not_make_a_leader_dead_and_kill_9_does(tmp_path: pathlib.Path) -> None:
+def test_a_partition_does_not_make_a_leader_dead_and_kill_9_does(tmp_path: Path) -> None:
     """Its lease is ten minutes, so it is displaced only if it is taken for dead."""
     require_namespaces()
     command = [*ISOLATED, sys.executable, "-m", __name__, str(tmp_path)]
@@ -43,7 +43,7 @@ def main() -> None:
     server = f"--bind {address} --protected-mode no --appendonly yes --appendfsync always --save"
     with network.hosts[REDIS].inside():
         command = [str(redis_program()), *server.split(), ""]
-        folder = pathlib.Path(sys.argv[1])
+        folder = Path(sys.argv[1])
         storage = ChildProcess([*command, "--dir", str(folder)], folder / "redis.log")
     client = redis.Redis(address)
 

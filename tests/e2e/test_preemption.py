@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pathlib
 import random
 import signal
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from ..stock import DispatcherProcess
 
 ELEMENTS = 400
 BLOCK = 20  # of them, at most
-PROGRAM = pathlib.Path(__file__).with_name("preempted.py")
+PROGRAM = Path(__file__).with_name("preempted.py")
 
 
 class Trainer:
@@ -31,7 +31,7 @@ class Trainer:
         kind: str,
         target: str,
         dataset_id: str,
-        path: pathlib.Path,
+        path: Path,
         step_s: float = 0.01,
         grace_s: float = 60,
         begin_later: bool = False,
@@ -76,9 +76,7 @@ def require_once(trainers: Sequence[Trainer]) -> None:
     assert sorted(used) == [*range(ELEMENTS)]
 
 
-def three(
-    kind: str, dispatcher: DispatcherProcess, dataset_id: str, folder: pathlib.Path
-) -> list[Trainer]:
+def three(kind: str, dispatcher: DispatcherProcess, dataset_id: str, folder: Path) -> list[Trainer]:
     """All of them train: none has used everything before another has begun."""
     hold = folder / "hold"
     hold.touch()
@@ -90,7 +88,7 @@ def three(
 
 @pytest.mark.parametrize("kind", ["read", "loop", "keras"])
 def test_two_are_preempted_and_one_survives(
-    kind: str, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+    kind: str, dispatcher: DispatcherProcess, tmp_path: Path
 ) -> None:
     dice = random.Random(kind)
     with WorkerProcess(dispatcher.address), WorkerProcess(dispatcher.address):
@@ -110,7 +108,7 @@ def test_two_are_preempted_and_one_survives(
 
 @pytest.mark.long
 def test_who_reads_in_order_goes_on_behind_its_last_step(
-    dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+    dispatcher: DispatcherProcess, tmp_path: Path
 ) -> None:
     """Nothing is handed back: what was not used is read again, from the checkpoint on."""
     dice = random.Random(5)
@@ -134,9 +132,7 @@ def test_who_reads_in_order_goes_on_behind_its_last_step(
         assert trainer.lines().count("saved") == 3
 
 
-def test_who_waits_for_data_saves_and_exits(
-    dispatcher: DispatcherProcess, tmp_path: pathlib.Path
-) -> None:
+def test_who_waits_for_data_saves_and_exits(dispatcher: DispatcherProcess, tmp_path: Path) -> None:
     """No worker is there; then no dispatcher either, to begin with."""
     dataset_id = numbers(dispatcher.target)
     kinds = ("read", "loop", "repeated loop")
@@ -165,7 +161,7 @@ def consumers(dispatcher: DispatcherProcess) -> list[int]:
 
 
 def test_who_does_not_come_back_from_a_step_exits_and_keeps_only_what_it_had(
-    dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+    dispatcher: DispatcherProcess, tmp_path: Path
 ) -> None:
     with WorkerProcess(dispatcher.address):
         dataset_id = numbers(dispatcher.target, 60)

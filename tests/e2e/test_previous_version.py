@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import pathlib
 import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -32,7 +32,7 @@ from ..standbys import LEASE_MS, leads, wait_until
 from ..stock import DispatcherProcess, ServerProcess, slow
 from .test_tracing import collector
 
-ARCHIVE = pathlib.Path(__file__).with_name("previous_version.tar.xz")
+ARCHIVE = Path(__file__).with_name("previous_version.tar.xz")
 """v0.1.0. Once a later version is released: `git archive TAG service storage journal frameworks
 pyproject.toml README.md LICENSE | xz -9`."""
 
@@ -93,7 +93,7 @@ class Trainer:
         self,
         target: str,
         dataset_id: str,
-        path: pathlib.Path,
+        path: Path,
         how: Mapping[str, object],
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
@@ -123,7 +123,7 @@ def old(environment: Mapping[str, str], *command: object) -> Iterator[ServerProc
 
 
 def test_a_newer_standby_takes_over_and_nothing_is_lost_or_repeated(
-    previous: dict[str, str], redis_storage_url: str, tmp_path: pathlib.Path
+    previous: dict[str, str], redis_storage_url: str, tmp_path: Path
 ) -> None:
     storage = ("--storage", redis_storage_url, "--leader-lease-ms", LEASE_MS)
     with old(previous, "dispatcher", *storage) as leader, collector() as (url, spans):

@@ -7,7 +7,6 @@ import contextlib
 import importlib
 import itertools
 import os
-import pathlib
 import random
 import resource
 import signal
@@ -15,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
@@ -103,7 +103,7 @@ def raises(error: BaseException) -> Callable[[], object]:
 
 
 def fills_memory() -> object:
-    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (64 << 20), hard))
     return bytearray(1 << 30)
@@ -178,10 +178,7 @@ def test_a_failing_function_fails_its_trainer_alone(
 
 @pytest.mark.usefixtures("workers")
 def test_the_users_own_modules_travel_with_a_function(
-    kind: str,
-    dispatcher: DispatcherProcess,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, dispatcher: DispatcherProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which no worker has; of packages with a file of their own, and without."""
     for path in ("own_module.py", "own_package/part.py", "own_folder/inner/part.py"):
@@ -334,7 +331,7 @@ def test_skipped_splits_are_counted_over_all_workers_and_journaled(
 def lives(process: int) -> bool:
     """Nobody may have asked yet how it ended."""
     try:
-        status = pathlib.Path(f"/proc/{process}/stat").read_text()
+        status = Path(f"/proc/{process}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
     return status.rpartition(")")[2].split()[0] != "Z"
@@ -342,7 +339,7 @@ def lives(process: int) -> bool:
 
 @pytest.mark.usefixtures("workers")
 def test_with_lengths_an_ordered_read_begins_without_counting(
-    dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+    dispatcher: DispatcherProcess, tmp_path: Path
 ) -> None:
     def noted(split: int) -> Iterator[int]:
         (tmp_path / str(split)).touch()

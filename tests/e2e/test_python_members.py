@@ -7,11 +7,11 @@ import contextlib
 import functools
 import itertools
 import os
-import pathlib
 import queue
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -33,7 +33,7 @@ __all__ = ["kind"]
 OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
 
 
-def drain(worker: WorkerProcess, has_handed_back: Callable[[], bool], gate: pathlib.Path) -> None:
+def drain(worker: WorkerProcess, has_handed_back: Callable[[], bool], gate: Path) -> None:
     """It is told to stop while its function waits at the gate, which opens once it has."""
     with ThreadPoolExecutor(1) as pool:
         stopped = pool.submit(worker.stop)
@@ -44,7 +44,7 @@ def drain(worker: WorkerProcess, has_handed_back: Callable[[], bool], gate: path
         assert stopped.result() == 0
 
 
-def test_trainers_share_a_job_while_a_worker_drains(kind: str, tmp_path: pathlib.Path) -> None:
+def test_trainers_share_a_job_while_a_worker_drains(kind: str, tmp_path: Path) -> None:
     """Together they have every element once, also of splits that it handed back; unsharded, all of
     the other worker's, and what this one had begun."""
     journal, gate = tmp_path / "journal", tmp_path / "gate"
@@ -88,9 +88,7 @@ def test_trainers_share_a_job_while_a_worker_drains(kind: str, tmp_path: pathlib
     assert twice >= 1
 
 
-def test_killed_workers_and_dispatchers_cost_no_element_twice(
-    kind: str, tmp_path: pathlib.Path
-) -> None:
+def test_killed_workers_and_dispatchers_cost_no_element_twice(kind: str, tmp_path: Path) -> None:
     """Unsharded, nothing of the other worker's; and the functions' processes end with theirs."""
     folder = tmp_path / "processes"
     folder.mkdir()
@@ -137,7 +135,7 @@ def test_killed_workers_and_dispatchers_cost_no_element_twice(
 def fork_servers() -> set[int]:
     """The processes of this one that others are forked from."""
     found = set()
-    for path in pathlib.Path("/proc").glob("[0-9]*"):
+    for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
             is_one = b"pipelines.python.fork_server" in (path / "cmdline").read_bytes()
@@ -146,13 +144,13 @@ def fork_servers() -> set[int]:
     return found
 
 
-def test_servers_in_the_trainers_own_process(tmp_path: pathlib.Path) -> None:
+def test_servers_in_the_trainers_own_process(tmp_path: Path) -> None:
     """In each mode, with as many processes as there are cores, and one of two workers that drains;
     one that has stopped leaves no process, though the process that it was in goes on."""
     others, cores, gate = fork_servers(), len(os.sched_getaffinity(0)), tmp_path / "gate"
     kinds, modes = ("python", "beam"), (OFF, DYNAMIC)
 
-    def together(split: int, folder: pathlib.Path) -> Iterator[int]:
+    def together(split: int, folder: Path) -> Iterator[int]:
         (folder / str(os.getpid())).touch()
         while len(os.listdir(folder)) < 2 * cores:
             time.sleep(0.01)
@@ -215,9 +213,7 @@ def are_draining(target: str) -> bool:
         client.close()
 
 
-def test_who_cannot_run_it_has_no_task(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_who_cannot_run_it_has_no_task(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """TensorFlow's workers, and one that listens to all the world and was not told to."""
     world = {"host": "0.0.0.0", "address": "127.0.0.1:%port%", "insecure": True}
     with DispatcherProcess(tmp_path / "journal") as dispatcher:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
 import signal
 import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,7 +34,7 @@ def ray_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     with tempfile.TemporaryDirectory(prefix="ray") as directory:  # a short name, for its sockets
         monkeypatch.setenv("RAY_TMPDIR", directory)
         # These nodes have no TensorFlow, whose import is most of what a worker's start costs.
-        hiding = pathlib.Path(directory, "sitecustomize.py")
+        hiding = Path(directory, "sitecustomize.py")
         hiding.write_text("import sys; sys.modules['tensorflow'] = None")
         monkeypatch.setenv("PYTHONPATH", directory)
         import ray

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pathlib
 import re
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +31,7 @@ def numbers(dataset: Any) -> list[int]:
     return [int(x) for x in dataset]
 
 
-def test_an_epoch_goes_on_while_a_worker_comes(tmp_path: pathlib.Path) -> None:
+def test_an_epoch_goes_on_while_a_worker_comes(tmp_path: Path) -> None:
     """It is no longer over because a worker has sent all of a short one."""
     with DispatcherProcess(tmp_path / "journal") as dispatcher, WorkerProcess(dispatcher.address):
         distribute = service.distribute(OFF, dispatcher.target)
@@ -142,7 +142,7 @@ class TestKilled:
         elements = service.read(dispatcher.target, dataset_id, processing_mode=mode)
         return (int(x) for x in elements)
 
-    def test_a_worker_is_killed_that_reads_everything(self, tmp_path: pathlib.Path) -> None:
+    def test_a_worker_is_killed_that_reads_everything(self, tmp_path: Path) -> None:
         with (
             DispatcherProcess(tmp_path) as d,
             WorkerProcess(d.address),
@@ -172,7 +172,7 @@ class TestKilled:
                 assert sorted(self.start(d)) == list(range(self.SIZE))
 
     @pytest.mark.long
-    def test_a_dispatcher_that_was_paused_gives_nobody_up(self, tmp_path: pathlib.Path) -> None:
+    def test_a_dispatcher_that_was_paused_gives_nobody_up(self, tmp_path: Path) -> None:
         with (
             DispatcherProcess(tmp_path, worker_timeout_ms=2000, client_timeout_ms=2000) as d,
             WorkerProcess(d.address),
@@ -187,7 +187,7 @@ class TestKilled:
         assert "worker_lost" not in stats(storage).events
         storage.close()
 
-    def test_a_trainer_is_killed(self, tmp_path: pathlib.Path) -> None:
+    def test_a_trainer_is_killed(self, tmp_path: Path) -> None:
         """Elements on their way to it are missing; the other trainer finishes the epoch."""
         with DispatcherProcess(tmp_path) as d, WorkerProcess(d.address):
             dataset = slow(tf.data.Dataset.range(self.SIZE), 0.004)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import pathlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +31,7 @@ def slow(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.map(count)
 
 
-def test_stock_clients_and_a_stock_worker_and_a_dispatcher_that_die(tmp_path: pathlib.Path) -> None:
+def test_stock_clients_and_a_stock_worker_and_a_dispatcher_that_die(tmp_path: Path) -> None:
     """One worker at a time, so that zipped elements stay together."""
     numbers = tf.data.Dataset.range(STOCK_ELEMENTS)
     zipped = tf.data.Dataset.zip(slow(numbers), numbers.map(lambda x: x + 1_000))
@@ -75,7 +75,7 @@ def test_stock_clients_and_a_stock_worker_and_a_dispatcher_that_die(tmp_path: pa
                 save(numbers, str(paths[None]), dispatcher.address)
 
 
-def test_forebays_workers_and_dispatcher_die_and_the_rest_goes_on(tmp_path: pathlib.Path) -> None:
+def test_forebays_workers_and_dispatcher_die_and_the_rest_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "save"
     with (
         DispatcherProcess(tmp_path / "journal", reconnect_grace_ms=1_000) as dispatcher,
@@ -112,7 +112,7 @@ def test_arguments_that_make_no_sense() -> None:
         assert isinstance(raised.value, tf.errors.InvalidArgumentError)
 
 
-def test_a_worker_dies_that_loads_a_save(tmp_path: pathlib.Path) -> None:
+def test_a_worker_dies_that_loads_a_save(tmp_path: Path) -> None:
     """Its leased splits are lost, and nothing comes twice. The test writes the save itself."""
     path = tmp_path / "save"
     write_save(path, {})

@@ -9,10 +9,10 @@ import contextlib
 import itertools
 import json
 import os
-import pathlib
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -187,7 +187,7 @@ class Divided(Compositions):
 
 
 def test_a_shard_is_what_tensorflows_worker_makes_of_it(
-    clusters: list[DispatcherProcess], tmp_path: pathlib.Path
+    clusters: list[DispatcherProcess], tmp_path: Path
 ) -> None:
     write_files(tmp_path)
     made_up = Divided(SEED, tmp_path)
@@ -235,7 +235,7 @@ NOT_BY_FILE = ["apply(extra.ignore_errors())", "concatenate(count(3))"]
 def test_a_pipelines_end_is_what_tensorflows_service_delivers(
     clusters: list[DispatcherProcess],
     their_own: OwnDispatcher,
-    tmp_path: pathlib.Path,
+    tmp_path: Path,
     policy: service.ShardingPolicy,
 ) -> None:
     """TensorFlow's rewrite treats some datasets at an end in a way of their own. Its workers'
@@ -332,7 +332,7 @@ def test_files_joined_with_something_else_lose_nothing(
     assert sorted(read.as_numpy_iterator()) == whole
 
 
-def test_a_killed_workers_shard_is_read_anew_by_the_next_one(tmp_path: pathlib.Path) -> None:
+def test_a_killed_workers_shard_is_read_anew_by_the_next_one(tmp_path: Path) -> None:
     options = {"workers": "127.0.0.1:%port%,127.0.0.1:%port%", "reconnect_grace_ms": 1_000}
     with DispatcherProcess(tmp_path, **options) as dispatcher:
         config = service.WorkerConfig(dispatcher.address, worker_address="127.0.0.1:%port%")
@@ -355,7 +355,7 @@ def test_a_killed_workers_shard_is_read_anew_by_the_next_one(tmp_path: pathlib.P
     assert len(set(of_the_other)) == len(of_the_other)
 
 
-def test_workers_that_are_too_few_too_many_or_not_on_the_list(tmp_path: pathlib.Path) -> None:
+def test_workers_that_are_too_few_too_many_or_not_on_the_list(tmp_path: Path) -> None:
     """Who is not on it is refused; of more than it has, ours wait for a place; and an epoch waits
     for all of the list."""
     not_listed = {"worker_address": "127.0.0.1:%port%"}

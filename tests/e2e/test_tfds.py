@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import pathlib
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -158,7 +158,7 @@ def test_each_input_context_has_its_files(target: str, builder: Any, shuffled: b
     assert sorted(found) == sorted(tfdss(builder, "train", read_config=config()))
 
 
-def test_a_data_set_that_keeps_its_order(target: str, tmp_path: pathlib.Path) -> None:
+def test_a_data_set_that_keeps_its_order(target: str, tmp_path: Path) -> None:
     builder = prepared(tmp_path, DigitsInOrder)
     same(target, builder, "train", read_config=config())
     with pytest.raises(InvalidArgument, match="was written in an order"):
@@ -167,7 +167,7 @@ def test_a_data_set_that_keeps_its_order(target: str, tmp_path: pathlib.Path) ->
     same(target, builder, "train", read_config=loose)
 
 
-def test_files_in_several_folders(target: str, tmp_path: pathlib.Path) -> None:
+def test_files_in_several_folders(target: str, tmp_path: Path) -> None:
     """Their ids begin with a part of the path, also where an input pipeline reads one folder."""
     folders = [prepared(tmp_path / name, files=2).data_path for name in ("one", "two")]
     builder = tfds.builder_from_directories(folders)
@@ -335,15 +335,15 @@ def test_what_is_no_builder(target: str) -> None:
         service.register_tfds(target, 3)
 
 
-def test_a_data_set_that_is_not_prepared(target: str, tmp_path: pathlib.Path) -> None:
+def test_a_data_set_that_is_not_prepared(target: str, tmp_path: Path) -> None:
     builder = Digits(data_dir=tmp_path)
     with pytest.raises(FailedPrecondition, match=r"digits/1\.0\.0 is not prepared.*download_and_p"):
         service.register_tfds(target, builder)
 
 
-def test_files_that_are_missing(target: str, tmp_path: pathlib.Path) -> None:
+def test_files_that_are_missing(target: str, tmp_path: Path) -> None:
     builder = prepared(tmp_path, files=8)
-    paths = sorted(pathlib.Path(builder.data_path).glob("*train*"))
+    paths = sorted(Path(builder.data_path).glob("*train*"))
     for path in paths[1:7]:
         path.unlink()
     said = f"lacks 6 of 8 files: {re.escape(str(paths[1]))}, .*…: prepare it again"
@@ -352,11 +352,11 @@ def test_files_that_are_missing(target: str, tmp_path: pathlib.Path) -> None:
     service.register_tfds(target, builder, "train[0shard:1shard]")  # needs none of them
 
 
-def test_files_that_change_later(target: str, tmp_path: pathlib.Path) -> None:
+def test_files_that_change_later(target: str, tmp_path: Path) -> None:
     """The error of the reader names the file and its sizes. Registered anew, it is another
     dataset, for which a state of the old one does not hold."""
     builder = prepared(tmp_path, files=3)
-    path = sorted(pathlib.Path(builder.data_path).glob("*train*"))[1]
+    path = sorted(Path(builder.data_path).glob("*train*"))[1]
     registered = service.register_tfds(target, builder)
     dataset_id = registered["dataset_id"]
     bytes_ = path.read_bytes()
@@ -381,14 +381,14 @@ def test_files_that_change_later(target: str, tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("group_bytes", [1, 1 << 20])
 def test_a_file_with_other_examples(
-    target: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, group_bytes: int
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_bytes: int
 ) -> None:
     """Than its data set's metadata say, as it was registered. Examples are checked in pairs, or
     together; files have an even number and an odd one."""
     monkeypatch.setattr(module, "GROUP_BYTES", group_bytes)
     builder = prepared(tmp_path, files=3)
     same(target, builder, "train", read_config=config())
-    path = sorted(pathlib.Path(builder.data_path).glob("*train*"))[1]
+    path = sorted(Path(builder.data_path).glob("*train*"))[1]
     records = [*tf.data.TFRecordDataset(str(path)).as_numpy_iterator()]
 
     def write(records: list[bytes]) -> None:
@@ -410,6 +410,6 @@ def test_a_file_with_other_examples(
     assert len(same(target, builder, "train", read_config=loose)) == TRAIN + 1
 
 
-def test_a_folder_with_the_characters_of_patterns(target: str, tmp_path: pathlib.Path) -> None:
+def test_a_folder_with_the_characters_of_patterns(target: str, tmp_path: Path) -> None:
     builder = prepared(tmp_path / "[a]*?{b} %s", files=2)
     same(target, builder, "test", read_config=config())

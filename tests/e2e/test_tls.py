@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pathlib
 import urllib.request
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -31,7 +31,7 @@ NUMBER = 4_000
 TRAINER = "trainer.example", "::1", "trainer@example.org"
 
 
-def test_reads_go_on_over_a_restart_and_new_certificates(tmp_path: pathlib.Path) -> None:
+def test_reads_go_on_over_a_restart_and_new_certificates(tmp_path: Path) -> None:
     authority = certificates.Authority(tmp_path / "ca")
     dispatcher = authority.issue("dispatcher")
     workers = [authority.issue(f"worker{number}") for number in range(2)]
@@ -104,7 +104,7 @@ def listening(pid: int) -> list[str]:
             own.add(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
     found = []
     for table in ("tcp", "tcp6"):
-        for line in pathlib.Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
                 found.append(fields[1].partition(":")[0])
@@ -114,7 +114,7 @@ def listening(pid: int) -> list[str]:
 class Hostile:
     """A function whose pickle makes a file when it is loaded."""
 
-    def __init__(self, path: pathlib.Path) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
 
     def __call__(self, split: int) -> list[int]:
@@ -140,14 +140,14 @@ def said_to_stock_peers(address: str, kind: str, own: service.Credentials) -> di
 
 def command_lines() -> str:
     found = []
-    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             found.append(path.read_text(errors="replace"))
     return "\n".join(found)
 
 
 def test_a_token_is_enough_to_read_in_every_way_and_no_secret_is_shown(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = certificates.Authority(tmp_path / "ca")
     path = certificates.token(tmp_path / "cluster.token", f"{TOKEN}\n")
@@ -233,7 +233,7 @@ def test_a_token_is_enough_to_read_in_every_way_and_no_secret_is_shown(
         assert touched.exists(), "the worker has loaded it"
 
         old = certificates.token(tmp_path / "old.token", TOKEN)
-        certificates.token(pathlib.Path(path), "another-token")
+        certificates.token(Path(path), "another-token")
         wait_until(lambda: '"workers"' in asked(client))
         assert "the token is not one that is known here" in asked(
             {**client, "FOREBAY_TOKEN_FILE": old}
@@ -245,5 +245,5 @@ def test_a_token_is_enough_to_read_in_every_way_and_no_secret_is_shown(
         if path.is_file()
     ]
     assert len(shown) > 8
-    for secret in (TOKEN, PASSWORD, "another-token", pathlib.Path(issued.tls_key).read_text()):
+    for secret in (TOKEN, PASSWORD, "another-token", Path(issued.tls_key).read_text()):
         assert not [text for text in shown if secret in text]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import http.server
-import pathlib
 import re
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -66,7 +66,7 @@ def number(span: Span, name: str) -> int:
 
 
 def test_a_trace_leads_from_the_trainer_to_the_decision(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with contextlib.ExitStack() as stack:
         url, received = stack.enter_context(collector())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pathlib
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -139,9 +139,7 @@ print("left")
 @pytest.mark.parametrize(
     "kind", ["waits for the next element", "has small ones to come", "has large ones to come"]
 )
-def test_a_program_ends_while_it_still_reads(
-    target: str, kind: str, tmp_path: pathlib.Path
-) -> None:
+def test_a_program_ends_while_it_still_reads(target: str, kind: str, tmp_path: Path) -> None:
     script = tmp_path / "trainer.py"
     script.write_text(LEAVE)
     arguments = [str(script), kind, target]
@@ -177,9 +175,7 @@ print(100 + sum(1 for _ in elements))
 
 
 @pytest.mark.parametrize("how", ["exits", "closes"])
-def test_a_fork_leaves_its_parents_reading_alone(
-    target: str, how: str, tmp_path: pathlib.Path
-) -> None:
+def test_a_fork_leaves_its_parents_reading_alone(target: str, how: str, tmp_path: Path) -> None:
     script = tmp_path / "trainer.py"
     script.write_text(FORK)
     run = forks.run([str(script), target, how], timeout_s=60)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pathlib
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -156,7 +156,7 @@ class TestByName:
     ("offered", "others"), [(GRPC, [UNIX, TCP]), (TCP, [UNIX, GRPC]), (UNIX, [TCP, GRPC])]
 )
 def test_a_worker_that_offers_one_protocol(
-    tmp_path: pathlib.Path, used: set[str], offered: str, others: list[str]
+    tmp_path: Path, used: set[str], offered: str, others: list[str]
 ) -> None:
     with (
         DispatcherProcess(tmp_path) as dispatcher,
@@ -292,7 +292,7 @@ class TestCompression:
 
 
 def test_a_read_in_bundles_passes_over_a_worker_that_no_protocol_leads_to(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As one of another host that has Unix sockets only. Other reads miss its elements."""
     with (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import pathlib
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,9 +79,7 @@ def follow(dispatcher: DispatcherProcess, workers: list[WorkerProcess]) -> dict[
     return dict(load)
 
 
-def test_who_follows_gets_the_best_rate_with_at_most_one_worker_too_many(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_who_follows_gets_the_best_rate_with_at_most_one_worker_too_many(tmp_path: Path) -> None:
     workers: list[WorkerProcess] = []
     with contextlib.ExitStack() as stack:
         dispatcher = stack.enter_context(

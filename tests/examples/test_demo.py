@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import pathlib
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-DEMO = pathlib.Path(__file__).resolve().parents[2] / "examples" / "demo"
+DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo"
 
 
 @pytest.mark.timeout(300)

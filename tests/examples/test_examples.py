@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pathlib
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +12,7 @@ from ..frameworks.conftest import frameworks
 
 __all__ = ["frameworks"]
 
-EXAMPLES = sorted((pathlib.Path(__file__).resolve().parents[2] / "examples").glob("*.py"))
+EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"))
 
 TIMEOUT_S = 250
 pytestmark = pytest.mark.timeout(TIMEOUT_S + 20)
@@ -24,7 +24,7 @@ WITHOUT_TENSORFLOW = {
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_learns(example: pathlib.Path, request: pytest.FixtureRequest) -> None:
+def test_an_example_learns(example: Path, request: pytest.FixtureRequest) -> None:
     if example.stem in WITHOUT_TENSORFLOW:
         python = request.getfixturevalue("frameworks")
         ended = subprocess.run([python, example], capture_output=True, text=True, timeout=TIMEOUT_S)

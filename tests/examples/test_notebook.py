@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import pathlib
+from pathlib import Path
 
 import nbclient
 import nbformat
 import pytest
 
-NOTEBOOK = pathlib.Path(__file__).resolve().parents[2] / "examples" / "first_steps.ipynb"
+NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "first_steps.ipynb"
 
 
 @pytest.mark.timeout(300)
-def test_a_notebook_is_interrupted_and_goes_on(tmp_path: pathlib.Path) -> None:
+def test_a_notebook_is_interrupted_and_goes_on(tmp_path: Path) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "clear its outputs"
     where = {"metadata": {"path": tmp_path}}

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
 import re
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ from ..frameworks.conftest import frameworks, target
 
 __all__ = ["frameworks", "target"]
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     ROOT / "README.md",
     ROOT / "docs/ordered.md",
@@ -158,7 +158,7 @@ def test_every_block_runs_somewhere() -> None:
 
 @pytest.mark.parametrize("block", PROGRAMS)
 def test_a_program_runs(
-    block: str, target: str, tmp_path: pathlib.Path, request: pytest.FixtureRequest
+    block: str, target: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     address = target.removeprefix("grpc://")
     np.savez(tmp_path / "images.npz", images=np.zeros([8, 4, 4]), labels=np.arange(8))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pathlib
+from pathlib import Path
 
 import pytest
 
@@ -10,11 +10,11 @@ from ..trainers.conftest import target
 
 __all__ = ["frameworks", "target"]
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")
-def frameworks() -> pathlib.Path:
+def frameworks() -> Path:
     """The Python of .frameworks, which `make test-nightly` makes before: it takes minutes."""
     made = ROOT / ".frameworks"
     if not (made / "made-of").exists():

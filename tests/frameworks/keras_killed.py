@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
 import random
 import signal
 import sys
 import warnings
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -101,9 +101,7 @@ def epochs(position: Any, **how: Any) -> forebay.keras.Epochs:
 class Says(keras.callbacks.Callback):  # type: ignore[misc]
     """Writes what each step and epoch says, and kills the process behind a step, or in a save."""
 
-    def __init__(
-        self, said: pathlib.Path, position: Any, kind: str | None = None, at: int = 0
-    ) -> None:
+    def __init__(self, said: Path, position: Any, kind: str | None = None, at: int = 0) -> None:
         super().__init__()
         self.said, self.position = said.open("a", buffering=1), position
         self.kind, self.at, self.step = kind, at, 0
@@ -131,7 +129,7 @@ class Says(keras.callbacks.Callback):  # type: ignore[misc]
         self.said.write(json.dumps([epoch, "over", logs]) + "\n")
 
 
-def what(said: pathlib.Path) -> dict[str, str]:
+def what(said: Path) -> dict[str, str]:
     """What the steps and epochs said, each of which must say the same whenever it is there."""
     found: dict[str, str] = {}
     for line in said.read_text().splitlines():
@@ -141,7 +139,7 @@ def what(said: pathlib.Path) -> dict[str, str]:
     return found
 
 
-def undisturbed(said: pathlib.Path) -> None:
+def undisturbed(said: Path) -> None:
     model, position = model_of()
     model.fit(
         epochs(position), epochs=EPOCHS, verbose=0, callbacks=[position, Says(said, position)]
@@ -149,7 +147,7 @@ def undisturbed(said: pathlib.Path) -> None:
     assert (position.epoch, position.step) == (EPOCHS, STEPS), position.epoch
 
 
-def backed_up(said: pathlib.Path, folder: pathlib.Path, kind: str | None, at: int) -> None:
+def backed_up(said: Path, folder: Path, kind: str | None, at: int) -> None:
     """Saves behind each fifth step: of an epoch the last one is among these."""
     model, position = model_of()
     backup = keras.callbacks.BackupAndRestore(folder, save_freq=5, double_checkpoint=True)
@@ -157,7 +155,7 @@ def backed_up(said: pathlib.Path, folder: pathlib.Path, kind: str | None, at: in
     model.fit(epochs(position), epochs=EPOCHS, verbose=0, callbacks=callbacks)
 
 
-def checkpointed(said: pathlib.Path, folder: pathlib.Path, ext: str, at: int) -> None:
+def checkpointed(said: Path, folder: Path, ext: str, at: int) -> None:
     """`fit` with the initial_epoch that is in the last checkpoint but one."""
     model, position = model_of()
     saved = sorted(folder.glob("*"), key=lambda path: path.stat().st_mtime_ns)
@@ -178,7 +176,7 @@ def checkpointed(said: pathlib.Path, folder: pathlib.Path, ext: str, at: int) ->
     )
 
 
-def preempted(said: pathlib.Path, folder: pathlib.Path, at: int) -> None:
+def preempted(said: Path, folder: Path, at: int) -> None:
     """SIGTERM comes behind a step. Keras saves at the ends of epochs, and that is one."""
     model, position = model_of()
     backup = keras.callbacks.BackupAndRestore(folder)
@@ -188,7 +186,7 @@ def preempted(said: pathlib.Path, folder: pathlib.Path, at: int) -> None:
         model.fit(epochs(position), epochs=EPOCHS, verbose=0, callbacks=callbacks)
 
 
-def wrong(folder: pathlib.Path) -> None:
+def wrong(folder: Path) -> None:
     """What a checkpoint does not fit, and what is forgotten, is refused."""
 
     def refused(words: str, call: Callable[[], object]) -> None:
@@ -245,7 +243,7 @@ def main() -> None:
     seed = random.randrange(1 << 32)
     print("seed", seed, flush=True)
     draw = random.Random(seed).randint
-    folder = pathlib.Path(FOLDER)
+    folder = Path(FOLDER)
     assert lives(undisturbed, folder / "undisturbed")
     expected = what(folder / "undisturbed")
     assert len(expected) == STEPS + EPOCHS, expected

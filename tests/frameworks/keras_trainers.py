@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
 import random
 import shutil
 import signal
@@ -20,6 +19,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -39,7 +39,7 @@ STEPS = EPOCHS * EPOCH_STEPS
 class Seen:
     """A dataset that writes which elements each step has."""
 
-    def __init__(self, seen: pathlib.Path, dataset: ServiceDataset) -> None:
+    def __init__(self, seen: Path, dataset: ServiceDataset) -> None:
         self.seen, self.dataset = seen.open("a", buffering=1), dataset
 
     def __getattr__(self, name: str) -> Any:
@@ -53,7 +53,7 @@ class Seen:
             yield pixels, labels
 
 
-def train(folder: pathlib.Path, process: int, processes: int, port: int, at: int) -> None:
+def train(folder: Path, process: int, processes: int, port: int, at: int) -> None:
     """Saves behind each fifth step. Is killed behind a step, unless it is 0."""
     os.dup2(2, 1)  # Gloo writes to stdout, and tears the program's own lines
     if processes > 1:
@@ -78,7 +78,7 @@ def train(folder: pathlib.Path, process: int, processes: int, port: int, at: int
         jax.distributed.shutdown()  # waits for all
 
 
-def trains(folder: pathlib.Path, processes: int, at: int = 0) -> None:
+def trains(folder: Path, processes: int, at: int = 0) -> None:
     """A life of the training, from the files of its first process. One is killed at a step, and
     the others with it."""
     for process in range(1, processes):
@@ -107,7 +107,7 @@ def code_of(process: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
-def elements(folder: pathlib.Path, processes: int) -> dict[int, set[int]]:
+def elements(folder: Path, processes: int) -> dict[int, set[int]]:
     """By step."""
     found: dict[int, set[int]] = defaultdict(set)
     for line in (folder / f"seen by {processes}").read_text().splitlines():
@@ -121,7 +121,7 @@ def main() -> None:
     seed = random.randrange(1 << 32)
     print("seed", seed, flush=True)
     random.seed(seed)
-    undisturbed, killed = pathlib.Path(FOLDER, "undisturbed"), pathlib.Path(FOLDER, "killed")
+    undisturbed, killed = Path(FOLDER, "undisturbed"), Path(FOLDER, "killed")
     for folder in undisturbed, killed:
         folder.mkdir()
     trains(undisturbed, 2)

@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pathlib
 import signal
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,8 +31,8 @@ STAYS = ME == "2"
 BATCH = 3
 
 
-def files(case: str) -> list[pathlib.Path]:
-    return [*pathlib.Path(FOLDER).glob(f"{case}-*")]
+def files(case: str) -> list[Path]:
+    return [*Path(FOLDER).glob(f"{case}-*")]
 
 
 class Told:
@@ -68,7 +68,7 @@ class Told:
             yield batch
 
     def _leave(self) -> None:
-        pathlib.Path(FOLDER, f"{self.case}-{ME}").touch()
+        Path(FOLDER, f"{self.case}-{ME}").touch()
 
     def __enter__(self) -> Told:
         self.preemption.__enter__()

@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pathlib
 import signal
 import subprocess
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 
 def said_by(
-    python: pathlib.Path,
+    python: Path,
     program: str,
     *arguments: object,
     launcher: tuple[object, ...] = (),
@@ -25,7 +25,7 @@ def said_by(
     """What it says, once it has ended in order; a file of its own, as processes that it spawns
     import it. The `launcher` is python's arguments before it."""
     with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "program.py"
+        path = Path(folder) / "program.py"
         path.write_text(program)
         command = [str(each) for each in (python, *launcher, path, *arguments)]
         began = subprocess.Popen(

@@ -4,9 +4,9 @@ and go on as if they had not been."""
 from __future__ import annotations
 
 import contextlib
-import pathlib
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from forebay.service.processes import ChildProcess
 from .. import forks
 from ..cluster import WorkerProcess
 
-HERE = pathlib.Path(__file__).parent
+HERE = Path(__file__).parent
 DIGITS = 480  # 15 steps of 32
 
 
@@ -47,7 +47,7 @@ def said_by(
     return said
 
 
-def _jax(directory: pathlib.Path) -> dict[str, str]:
+def _jax(directory: Path) -> dict[str, str]:
     """Environment variables: Keras is on JAX, which compiles once for all processes."""
     return {
         "KERAS_BACKEND": "jax",
@@ -60,7 +60,7 @@ def _jax(directory: pathlib.Path) -> dict[str, str]:
 @pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
 @pytest.mark.timeout(240)
 def test_keras_has_the_losses_of_a_training_that_was_not_killed(
-    backend: str, target: str, digits: str, tmp_path: pathlib.Path, request: pytest.FixtureRequest
+    backend: str, target: str, digits: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """With BackupAndRestore, killed four times, also in the midst of a save; and with
     ModelCheckpoint, from an older checkpoint on two workers and not one."""
@@ -81,7 +81,7 @@ def test_keras_has_the_losses_of_a_training_that_was_not_killed(
 
 @pytest.mark.timeout(240)
 def test_keras_goes_on_with_other_numbers_of_trainers(
-    frameworks: pathlib.Path, target: str, digits: str, tmp_path: pathlib.Path
+    frameworks: Path, target: str, digits: str, tmp_path: Path
 ) -> None:
     """Two in step, killed twice, with another worker; then one, which is killed, and three. Two
     have the losses of two that were not killed, and each step its elements."""
@@ -94,7 +94,7 @@ def test_keras_goes_on_with_other_numbers_of_trainers(
 
 @pytest.mark.timeout(240)
 def test_torch_sees_in_each_step_what_it_would_have_seen(
-    frameworks: pathlib.Path, target: str, tmp_path: pathlib.Path
+    frameworks: Path, target: str, tmp_path: Path
 ) -> None:
     """Killed and preempted, also behind a StatefulDataLoader. `examples/digits_torchrun.py` has
     several ranks, whose number changes."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pathlib
 import subprocess
+from pathlib import Path
 
 import tensorflow as tf
 
@@ -22,7 +22,7 @@ print(json.dumps([x for x in ("tensorflow", "apache_beam") if importlib.util.fin
 """
 
 
-def test_it_has_no_tensorflow(frameworks: pathlib.Path) -> None:
+def test_it_has_no_tensorflow(frameworks: Path) -> None:
     assert said_by(frameworks, ABSENT) == [[]]
 
 
@@ -59,7 +59,7 @@ with service.DispatchServer() as dispatcher:
 """
 
 
-def test_functions_are_registered_and_run_without_it(frameworks: pathlib.Path) -> None:
+def test_functions_are_registered_and_run_without_it(frameworks: Path) -> None:
     program = subprocess.Popen(
         [frameworks, "-c", WORKS], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -106,5 +106,5 @@ with service.DispatchServer() as dispatcher:
 """
 
 
-def test_a_worker_runs_functions_as_a_process_of_its_own(frameworks: pathlib.Path) -> None:
+def test_a_worker_runs_functions_as_a_process_of_its_own(frameworks: Path) -> None:
     assert said_by(frameworks, WORKER) == [[0, 2, 4, 6, 8], 0]

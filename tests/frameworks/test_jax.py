@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import pathlib
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,19 +15,19 @@ import tensorflow as tf
 
 from forebay import service
 
-PROGRAM = pathlib.Path(__file__).with_name("jax_program.py")
+PROGRAM = Path(__file__).with_name("jax_program.py")
 SAYS = "said: "
 TIMEOUT_S = 100
 
 
 @contextlib.contextmanager
 def started(
-    python: pathlib.Path,
+    python: Path,
     name: str,
     target: str,
     *arguments: Any,
     processes: int = 1,
-    program: pathlib.Path = PROGRAM,
+    program: Path = PROGRAM,
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """The program, alone or as the processes of one training."""
     places: list[list[str]] = [[]]
@@ -78,23 +78,23 @@ def numbers(count: int) -> Any:
 
 
 @pytest.mark.parametrize("name", ["batches", "lent"])
-def test_batches_of_a_process(frameworks: pathlib.Path, target: str, name: str) -> None:
+def test_batches_of_a_process(frameworks: Path, target: str, name: str) -> None:
     said(frameworks, name, target, register(target, numbers(100)))
 
 
-def test_who_does_not_train(frameworks: pathlib.Path, target: str) -> None:
+def test_who_does_not_train(frameworks: Path, target: str) -> None:
     """A parameter server reads nothing, an evaluator everything: none of it is the training's."""
     (found,) = said(frameworks, "do_not_train", target, register(target, numbers(32)))
     assert found == {"evaluator": [32, 32], "worker": 32}
 
 
-def test_global_arrays_over_the_devices_of_a_process(frameworks: pathlib.Path, target: str) -> None:
+def test_global_arrays_over_the_devices_of_a_process(frameworks: Path, target: str) -> None:
     whole = tf.data.Dataset.range(100).batch(20, drop_remainder=True)
     ids = register(target, numbers(100)), register(target, whole)
     said(frameworks, "global_arrays", target, *ids)
 
 
-def test_what_jax_has_no_arrays_for(frameworks: pathlib.Path, target: str) -> None:
+def test_what_jax_has_no_arrays_for(frameworks: Path, target: str) -> None:
     def element(i: tf.Tensor) -> dict[str, Any]:
         return {
             "name": tf.strings.as_string(i),
@@ -118,7 +118,7 @@ def test_what_jax_has_no_arrays_for(frameworks: pathlib.Path, target: str) -> No
 ROWS, FEW = 8, 5
 
 
-def test_two_processes_take_the_same_steps(frameworks: pathlib.Path, target: str) -> None:
+def test_two_processes_take_the_same_steps(frameworks: Path, target: str) -> None:
     ids = register(target, numbers(1000)), register(target, numbers(FEW))
     both = said(frameworks, "in_step", target, *ids, ROWS, processes=2)
     for name, count in (("numbers", 1000), ("few", FEW)):
@@ -144,7 +144,7 @@ def check_epoch(by_process: Sequence[dict[str, Any]], count: int, remainder: str
     assert count - len(elements) <= 16 + 4 * ROWS
 
 
-def test_who_is_out_of_step_holds_up_nobody(frameworks: pathlib.Path, target: str) -> None:
+def test_who_is_out_of_step_holds_up_nobody(frameworks: Path, target: str) -> None:
     numbers_id = register(target, numbers(200))
     found = said(frameworks, "out_of_step", target, numbers_id, processes=2)
     assert [each["taken"] for each in found] == [2, 2]
@@ -158,7 +158,7 @@ def test_who_is_out_of_step_holds_up_nobody(frameworks: pathlib.Path, target: st
     assert len({*read}) == len(read) >= 200 - 2 * (2 * 4 + 3)
 
 
-def test_a_killed_process_and_the_restart_of_all(frameworks: pathlib.Path, target: str) -> None:
+def test_a_killed_process_and_the_restart_of_all(frameworks: Path, target: str) -> None:
     numbers_id = register(target, numbers(200))
     program = frameworks, "until_killed", target, numbers_id
     with started(*program, 0.05, processes=2) as programs:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from forebay import service
 
-PROGRAM = pathlib.Path(__file__).with_name("keras_program.py")
+PROGRAM = Path(__file__).with_name("keras_program.py")
 
 SOURCE = np.random.default_rng(0)
 INPUTS = SOURCE.normal(size=(96, 2)).astype(np.float32)
@@ -41,7 +41,7 @@ def datasets(target: str) -> list[str]:
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_keras(frameworks: pathlib.Path, target: str, datasets: list[str], backend: str) -> None:
+def test_keras(frameworks: Path, target: str, datasets: list[str], backend: str) -> None:
     said = subprocess.check_output(
         [frameworks, PROGRAM, target, *datasets],
         text=True,

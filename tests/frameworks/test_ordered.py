@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -286,17 +286,17 @@ assert together(*ranks(drop_remainder=True)) == first[:-1]
 @pytest.mark.parametrize("program", [ALONE, RANKS, GRAIN], ids=["alone", "ranks", "grain"])
 @pytest.mark.timeout(300)
 def test_torch(
-    frameworks: pathlib.Path, target: str, numbers: str, steps: list[list[int]], program: str
+    frameworks: Path, target: str, numbers: str, steps: list[list[int]], program: str
 ) -> None:
     order = json.dumps(ORDER), json.dumps(steps)
     told = said_by(frameworks, BEGINS + program, target, numbers, *order, timeout_s=250)
     assert told == []
 
 
-TRAINS = pathlib.Path(__file__).with_name("ordered_program.py")
+TRAINS = Path(__file__).with_name("ordered_program.py")
 
 
-def test_jax(frameworks: pathlib.Path, target: str, numbers: str, steps: list[list[int]]) -> None:
+def test_jax(frameworks: Path, target: str, numbers: str, steps: list[list[int]]) -> None:
     """Alone, and over the devices of a mesh; what one process saves, two go on with."""
     program = {"program": TRAINS}
     (state,) = said(frameworks, "alone", target, numbers, ORDER, steps, **program)
@@ -309,7 +309,7 @@ def test_jax(frameworks: pathlib.Path, target: str, numbers: str, steps: list[li
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_keras_trains_on_from_a_step_bit_by_bit(
-    frameworks: pathlib.Path, target: str, backend: str, tmp_path: pathlib.Path
+    frameworks: Path, target: str, backend: str, tmp_path: Path
 ) -> None:
     source = np.random.default_rng(0)
     examples = source.normal(size=(NUMBER, 4)).astype(np.float32), np.arange(NUMBER)[:, None] % 3

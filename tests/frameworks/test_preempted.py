@@ -3,9 +3,9 @@ who stays gets all else while it trains."""
 
 from __future__ import annotations
 
-import pathlib
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import tensorflow as tf
@@ -17,7 +17,7 @@ from .programs import said_by
 
 __all__ = ["target"]
 
-PROGRAM = pathlib.Path(__file__).with_name("preempted_program.py")
+PROGRAM = Path(__file__).with_name("preempted_program.py")
 ELEMENTS, BATCH = 200, 3
 QUEUED = 4 * BATCH  # what a DataLoader has asked its two workers for
 
@@ -35,11 +35,7 @@ JAX = {"batches": 6 + 2 * BATCH, "keras": 6 + 2 * BATCH}  # some are on the devi
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("framework", "cases"), [("torch", TORCH), ("jax", JAX)])
 def test_two_are_preempted_and_one_survives(
-    frameworks: pathlib.Path,
-    target: str,
-    tmp_path: pathlib.Path,
-    framework: str,
-    cases: dict[str, int | None],
+    frameworks: Path, target: str, tmp_path: Path, framework: str, cases: dict[str, int | None]
 ) -> None:
     numbers = tf.data.Dataset.range(ELEMENTS).map(lambda x: tf.fill([50_000], x))
     dataset_id = service.register_dataset(target, numbers)
@@ -74,7 +70,7 @@ libc.pthread_mutex_lock(mutex)  # for ever, in C, where no handler of Python's r
 """
 
 
-def test_a_loaders_worker_that_hangs_ends_by_sigterm(frameworks: pathlib.Path) -> None:
+def test_a_loaders_worker_that_hangs_ends_by_sigterm(frameworks: Path) -> None:
     """As it would without a handler in its trainer: who ends a DataLoader waits for its workers."""
     with subprocess.Popen([frameworks, "-c", HANGS], stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdout is not None and worker.stdout.readline() == "hangs\n"

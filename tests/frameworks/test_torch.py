@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pathlib
 import textwrap
+from pathlib import Path
 
 import pytest
 import tensorflow as tf
@@ -104,7 +104,7 @@ for size in (None, 7):
 """
 
 
-def test_batches_are_those_of_a_plain_loader(frameworks: pathlib.Path, target: str) -> None:
+def test_batches_are_those_of_a_plain_loader(frameworks: Path, target: str) -> None:
     """Over the same data: dtypes, shapes, nesting, order, and remainders."""
     dataset_id = service.register_dataset(target, tf.data.Dataset.range(101).map(mixed))
     assert said_by(frameworks, BEGINS + MIXED, target, dataset_id) == []
@@ -146,9 +146,7 @@ for workers in (0, 1, 2):
 """
 
 
-def test_a_stateful_loader_of_what_is_read_in_no_order(
-    frameworks: pathlib.Path, target: str
-) -> None:
+def test_a_stateful_loader_of_what_is_read_in_no_order(frameworks: Path, target: str) -> None:
     """Its state is the epoch, of which the job knows the rest."""
     dataset_id = service.register_dataset(target, tf.data.Dataset.range(50))
     said = said_by(frameworks, BEGINS + STATEFUL, target, dataset_id)
@@ -179,7 +177,7 @@ first(batch_size=3, pad_value={"tokens": 7})
 """
 
 
-def test_shapes_that_differ(frameworks: pathlib.Path, target: str) -> None:
+def test_shapes_that_differ(frameworks: Path, target: str) -> None:
     def shapes(i: tf.Tensor) -> dict[str, tf.Tensor]:
         return {
             "float8": tf.cast(tf.fill([i], 0.5), tf.dtypes.experimental.float8_e4m3fn),
@@ -252,7 +250,7 @@ with service.WorkerServer(service.WorkerConfig(target)):
 """
 
 
-def test_tensors_share_memory_with_the_block(frameworks: pathlib.Path, target: str) -> None:
+def test_tensors_share_memory_with_the_block(frameworks: Path, target: str) -> None:
     """All that are of one block, and no others."""
     images = tf.data.Dataset.range(200).map(lambda i: tf.fill([100, 1000], tf.cast(i, tf.uint8)))
     dataset_id = service.register_dataset(target, images)
@@ -343,7 +341,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.timeout(300)
-def test_each_epoch_is_whole_in_any_loader(frameworks: pathlib.Path, target: str) -> None:
+def test_each_epoch_is_whole_in_any_loader(frameworks: Path, target: str) -> None:
     """However its workers are started, and whatever happened to the epoch before."""
     dataset_id = service.register_dataset(target, tf.data.Dataset.range(1000))
     assert said_by(frameworks, BEGINS + LOADERS, target, dataset_id, timeout_s=250) == []
@@ -379,7 +377,7 @@ for how in ({}, {"multiprocessing_context": "spawn"}):
 """
 
 
-def test_a_copy_says_whose_epochs_it_shares(frameworks: pathlib.Path, target: str) -> None:
+def test_a_copy_says_whose_epochs_it_shares(frameworks: Path, target: str) -> None:
     """One that was pickled for ranks, or for a DataLoader's workers, is meant to."""
     dataset_id = service.register_dataset(target, tf.data.Dataset.range(8))
     program = BEGINS + "if __name__ == '__main__':\n" + textwrap.indent(COPIES, "    ")
@@ -450,7 +448,7 @@ except ValueError as lacking:
 """
 
 
-def test_errors_say_what_to_do(frameworks: pathlib.Path, target: str) -> None:
+def test_errors_say_what_to_do(frameworks: Path, target: str) -> None:
     ids = [
         service.register_dataset(target, tf.data.Dataset.range(1, 9).map(tf.range)),
         service.register_dataset(

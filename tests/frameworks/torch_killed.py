@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
 import random
 import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from forebay.torch import ServiceDataset
 
 BATCH, STEPS = 12, 70
 TARGET, DATASET_ID = sys.argv[1:3]
-FOLDER = pathlib.Path(sys.argv[3])
+FOLDER = Path(sys.argv[3])
 MODEL = torch.nn.Linear(64, 10)
 OPTIMIZER = torch.optim.SGD(MODEL.parameters(), 0.1)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import pathlib
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -31,7 +31,7 @@ LARGE = 1 << 20  # bytes
 NASTY = '"}\\\n# <script>alert(1)</script>\u202e' + 900 * "x"
 
 
-def test_what_is_scraped_is_what_was_read(tmp_path: pathlib.Path) -> None:
+def test_what_is_scraped_is_what_was_read(tmp_path: Path) -> None:
     port = free_port()
     before = service.metrics()
     registry = prometheus_client.CollectorRegistry()
@@ -107,7 +107,7 @@ def test_what_is_scraped_is_what_was_read(tmp_path: pathlib.Path) -> None:
         wait_until(knows_the_snapshot, port, tmp_path / "j")
 
 
-def knows_the_snapshot(port: int, journal: pathlib.Path) -> bool:
+def knows_the_snapshot(port: int, journal: Path) -> bool:
     """Whether what is said of the newest snapshot is what the journal's files say."""
     series = scraped(port)
     storage = open_storage(str(journal))
@@ -122,7 +122,7 @@ def knows_the_snapshot(port: int, journal: pathlib.Path) -> bool:
     return [*said] == [newest - snapshot, (until_ms - from_ms) / 1000]
 
 
-def test_a_wait_has_its_cause(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_has_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (consumer, heartbeats):  # after two of them, the dispatcher counts as away
         monkeypatch.setattr(module, "HEARTBEAT_S", 0.25)
 
@@ -169,7 +169,7 @@ def test_a_wait_has_its_cause(tmp_path: pathlib.Path, monkeypatch: pytest.Monkey
             reader.join()
 
 
-def test_a_draining_worker_works_and_is_not_ready(tmp_path: pathlib.Path) -> None:
+def test_a_draining_worker_works_and_is_not_ready(tmp_path: Path) -> None:
     with DispatcherProcess(tmp_path / "j") as dispatcher:
         worker = service.WorkerServer(
             service.WorkerConfig(dispatcher.address, http_port=0, drain_timeout_ms=600_000)

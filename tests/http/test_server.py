@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
-import pathlib
 import re
 import resource
 import select
@@ -15,6 +14,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -40,7 +40,7 @@ from forebay.service.worker.worker import Worker
 from ..certificates import Authority, token
 from ..standbys import wait_until
 
-DOCS = pathlib.Path(__file__).parent.parent.parent / "docs" / "operations.md"
+DOCS = Path(__file__).parent.parent.parent / "docs" / "operations.md"
 NASTY = [
     '"}\n# TYPE a counter\na 1\n',
     "back\\slash\\",
@@ -228,9 +228,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("ca"))
 
 
-def test_metrics_need_a_certificate_and_probes_do_not(
-    authority: Authority, tmp_path: pathlib.Path
-) -> None:
+def test_metrics_need_a_certificate_and_probes_do_not(authority: Authority, tmp_path: Path) -> None:
     server, client = authority.issue("server"), authority.issue("prometheus", "p.example")
     without = ssl.create_default_context(cafile=server.tls_ca)
     with served(server) as (_, port):
@@ -260,9 +258,7 @@ def test_metrics_need_a_certificate_and_probes_do_not(
             get(port, "/healthz")
 
 
-def test_metrics_need_a_token_and_probes_do_not(
-    authority: Authority, tmp_path: pathlib.Path
-) -> None:
+def test_metrics_need_a_token_and_probes_do_not(authority: Authority, tmp_path: Path) -> None:
     files = authority.issue("tokens")
     secret = token(tmp_path / "cluster.token", "secret\n")
     server = Credentials(
@@ -285,7 +281,7 @@ def test_metrics_need_a_token_and_probes_do_not(
         assert get(port, "/metrics", tls, b"Bearer secret")[0] == 200
 
 
-def test_an_access_file_says_who_sees_metrics(authority: Authority, tmp_path: pathlib.Path) -> None:
+def test_an_access_file_says_who_sees_metrics(authority: Authority, tmp_path: Path) -> None:
     server = authority.issue("guarded")
     rules = tmp_path / "access.toml"
     rules.write_text('[[grant]]\nto = ["prometheus"]\nroles = ["viewer"]\n')

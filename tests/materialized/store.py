@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import pathlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from apache_beam.io.filesystem import FileMetadata
@@ -31,7 +31,7 @@ class Store(LocalFileSystem):  # type: ignore[misc]
         return tuple(path.rsplit("/", 1))
 
     def _list(self, prefix: str) -> Iterator[Any]:
-        folder = pathlib.Path(os.environ[FOLDER])
+        folder = Path(os.environ[FOLDER])
         for path in folder.iterdir():
             yield FileMetadata(f"store://{path.name.replace('|', '/')}", path.stat().st_size, 0.0)
 
@@ -50,7 +50,7 @@ class Store(LocalFileSystem):  # type: ignore[misc]
 
     def delete(self, paths: list[str]) -> None:
         for path in paths:
-            pathlib.Path(_real(path)).unlink()
+            Path(_real(path)).unlink()
 
 
 def _real(path: str) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import pathlib
 import resource
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +17,7 @@ from .store import FOLDER
 
 @pytest.fixture(params=["here", "store"])
 def directory(
-    request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> str:
     monkeypatch.setenv(FOLDER, str(tmp_path))
     return files.checked(tmp_path / "d" if request.param == "here" else "store://bucket/d/")
@@ -41,7 +41,7 @@ def test_a_file_is_there_whole_or_not(directory: str) -> None:
     assert files.listed(directory) == {}
 
 
-def test_a_name_is_no_pattern(tmp_path: pathlib.Path) -> None:
+def test_a_name_is_no_pattern(tmp_path: Path) -> None:
     directories = [files.checked(f"file://{tmp_path}/{name}") for name in ("a1", "a2", "a*", "[b]")]
     for directory in directories:
         files.make(directory)
@@ -72,7 +72,7 @@ def test_the_first_to_have_a_name_keeps_it(directory: str) -> None:
             lost.publish("b", replace=False)
 
 
-def test_nothing_is_left_where_no_space_is(tmp_path: pathlib.Path) -> None:
+def test_nothing_is_left_where_no_space_is(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
     try:
@@ -83,7 +83,7 @@ def test_nothing_is_left_where_no_space_is(tmp_path: pathlib.Path) -> None:
     assert files.listed(str(tmp_path)) == {}
 
 
-def test_a_file_that_cannot_be_read_is_unavailable(tmp_path: pathlib.Path) -> None:
+def test_a_file_that_cannot_be_read_is_unavailable(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("/proc/self/mem")  # whose first byte nobody can read
     with pytest.raises(Unavailable, match="/a failed: "):
         files.read(f"{tmp_path}/a")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
@@ -35,11 +35,11 @@ from . import store
 DYNAMIC = service.ShardingPolicy.DYNAMIC
 
 
-def files_of(directory: pathlib.Path) -> dict[str, bytes]:
+def files_of(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-def lines(folder: pathlib.Path) -> Any:
+def lines(folder: Path) -> Any:
     """A dataset of files: of each line its number, its text, its characters, and the text's."""
     paths = []
     for number in range(7):
@@ -62,7 +62,7 @@ def lines(folder: pathlib.Path) -> Any:
 
 @pytest.mark.usefixtures("worker")
 def test_a_dataset_of_files_is_read_from_its_shards(
-    dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+    dispatcher: DispatcherProcess, tmp_path: Path
 ) -> None:
     dataset = lines(tmp_path)
     dataset_id = service.register_dataset(dispatcher.target, dataset)
@@ -99,7 +99,7 @@ def numbers_of(dispatcher: DispatcherProcess, dataset_id: str) -> list[int]:
 
 @pytest.mark.usefixtures("worker")
 def test_a_killed_run_that_is_repeated_writes_only_the_missing_shards(
-    dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+    dispatcher: DispatcherProcess, tmp_path: Path
 ) -> None:
     begun, gate = tmp_path / "begun", tmp_path / "gate"
     begun.mkdir()
@@ -158,7 +158,7 @@ def test_a_killed_run_that_is_repeated_writes_only_the_missing_shards(
 
 @pytest.mark.usefixtures("worker")
 def test_a_store_that_only_beam_knows(
-    dispatcher: DispatcherProcess, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    dispatcher: DispatcherProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run into it and a rerun of what is lost write what a run into a local directory writes."""
     target, folder = dispatcher.target, tmp_path / "store"
@@ -210,7 +210,7 @@ ON_ERROR: tuple[dict[str, Any], ...] = ({}, {"on_error": "skip"})
     ],
 )
 def test_a_dataset_that_cannot_be_run_in_parts_is_refused(
-    dispatcher: DispatcherProcess, tmp_path: pathlib.Path, dataset: Callable[[], Any], wanted: str
+    dispatcher: DispatcherProcess, tmp_path: Path, dataset: Callable[[], Any], wanted: str
 ) -> None:
     dataset_id = service.register_dataset(dispatcher.target, dataset())
     with pytest.raises(Unimplemented, match=wanted):
@@ -218,7 +218,7 @@ def test_a_dataset_that_cannot_be_run_in_parts_is_refused(
     assert not (tmp_path / "output").exists()
 
 
-def test_errors_say_what_to_do(dispatcher: DispatcherProcess, tmp_path: pathlib.Path) -> None:
+def test_errors_say_what_to_do(dispatcher: DispatcherProcess, tmp_path: Path) -> None:
     target, output = dispatcher.target, tmp_path / "output"
     dataset_id = service.register_dataset(target, RANGE(9))
     other_id = service.register_dataset(target, RANGE(10))

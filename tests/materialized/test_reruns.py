@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import pathlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ from ..stock import DispatcherProcess
 RANGE = tf.data.Dataset.range
 
 
-def elements_in(directory: pathlib.Path) -> list[int]:
+def elements_in(directory: Path) -> list[int]:
     return sorted(int(element) for element in opened(directory).dataset)
 
 
@@ -42,10 +42,7 @@ def interrupted(
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_one_of_two_runs_that_begin_in_a_directory_is_refused(
-    dispatcher: DispatcherProcess,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    seed: int,
+    dispatcher: DispatcherProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     target, output = dispatcher.target, tmp_path / "output"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
@@ -65,7 +62,7 @@ def test_one_of_two_runs_that_begin_in_a_directory_is_refused(
 
 
 def test_two_equal_runs_at_once(
-    dispatcher: DispatcherProcess, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    dispatcher: DispatcherProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, output = dispatcher.target, tmp_path / "output"
     dataset_id = service.register_dataset(target, RANGE(4))
@@ -88,7 +85,7 @@ def drawn(_: int) -> Iterator[int]:
 
 
 def test_of_two_shards_with_one_number_one_is_kept(
-    dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+    dispatcher: DispatcherProcess, tmp_path: Path
 ) -> None:
     """A function that yields something else each time gives a range's shard another name."""
     target, output = dispatcher.target, tmp_path / "output"
@@ -114,7 +111,7 @@ def test_of_two_shards_with_one_number_one_is_kept(
 
 
 def test_a_damaged_dataset_is_found_out_and_written_again(
-    dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+    dispatcher: DispatcherProcess, tmp_path: Path
 ) -> None:
     output = tmp_path / "output"
     dataset_id, other_id = (service.register_dataset(dispatcher.target, RANGE(n)) for n in (2, 3))
@@ -133,7 +130,7 @@ def test_a_damaged_dataset_is_found_out_and_written_again(
 
 
 def test_an_error_names_the_shard(
-    dispatcher: DispatcherProcess, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    dispatcher: DispatcherProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
         raise MemoryError

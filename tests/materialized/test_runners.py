@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pathlib
 import signal
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ class Gated:
     Once `held` of them have been begun, others wait for the gate.
     """
 
-    def __init__(self, target: str, folder: pathlib.Path, held: int) -> None:
+    def __init__(self, target: str, folder: Path, held: int) -> None:
         begun, gate = folder / "begun", folder / "gate"
         begun.mkdir()
         self._begun, self._gate = begun, gate
@@ -63,7 +63,7 @@ class Gated:
         found = set()
         for path in self._begun.iterdir():
             process = int(path.name.split()[1])
-            while b"sdk_worker_main" not in pathlib.Path(f"/proc/{process}/cmdline").read_bytes():
+            while b"sdk_worker_main" not in Path(f"/proc/{process}/cmdline").read_bytes():
                 process = int(stat(process)[1])
             found.add(process)
         return found
@@ -110,7 +110,7 @@ def killed_at_last(*processes: Fork) -> Iterator[None]:
 
 
 def test_dask_goes_on_when_a_worker_is_killed(
-    dispatcher: DispatcherProcess, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    dispatcher: DispatcherProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gated = Gated(dispatcher.target, tmp_path, held=2)
     monkeypatch.setenv("DASK_TEMPORARY_DIRECTORY", str(tmp_path / "dask"))
@@ -140,7 +140,7 @@ SUBPROCESS = (
 """What Beam's Python job server has in place of PROCESS."""
 
 
-def test_a_portable_runner(dispatcher: DispatcherProcess, tmp_path: pathlib.Path) -> None:
+def test_a_portable_runner(dispatcher: DispatcherProcess, tmp_path: Path) -> None:
     file = tmp_path / "port"
     server = Fork(
         ["-m", "apache_beam.runners.portability.local_job_service_main", "--port_file", str(file)]
@@ -152,9 +152,7 @@ def test_a_portable_runner(dispatcher: DispatcherProcess, tmp_path: pathlib.Path
         gated.run_again_when_a_worker_is_lost(1, "PortableRunner", endpoint, *SUBPROCESS)
 
 
-def test_several_processes_of_one_machine(
-    dispatcher: DispatcherProcess, tmp_path: pathlib.Path
-) -> None:
+def test_several_processes_of_one_machine(dispatcher: DispatcherProcess, tmp_path: Path) -> None:
     gated = Gated(dispatcher.target, tmp_path, held=0)
     options = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
     gated.run_again_when_a_worker_is_lost(2, "FnApiRunner", *options)  # both are in a split
@@ -162,7 +160,7 @@ def test_several_processes_of_one_machine(
 
 def stat(process: int) -> list[str]:
     """From its state on."""
-    return pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
 
 
 def has_ended(process: int) -> bool:
@@ -172,7 +170,7 @@ def has_ended(process: int) -> bool:
         return True
 
 
-def is_json(file: pathlib.Path) -> bool:
+def is_json(file: Path) -> bool:
     try:
         return bool(json.loads(file.read_text()))
     except ValueError:

@@ -6,9 +6,9 @@ dataset that an expression says; a test that fails prints the expression.
 
 from __future__ import annotations
 
-import pathlib
 import random
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -167,7 +167,7 @@ OTHER_JOINS = [
 class Compositions:
     """Expressions, drawn with the random numbers of a seed."""
 
-    def __init__(self, seed: int, directory: pathlib.Path) -> None:
+    def __init__(self, seed: int, directory: Path) -> None:
         self._random = random.Random(seed)
         self._directory = directory
 
@@ -198,7 +198,7 @@ class Compositions:
         return f"{first}.{self.filled(self._random.choice(steps))}"
 
 
-def write_files(directory: pathlib.Path) -> None:
+def write_files(directory: Path) -> None:
     """What the sources read: text, records, and records of two bytes; four numbers each. And a
     distributed save."""
     for i, name in enumerate("ab"):
@@ -212,7 +212,7 @@ def write_files(directory: pathlib.Path) -> None:
     (directory / "save" / "DONE").touch()
 
 
-def write_save(path: pathlib.Path, chunks: Mapping[str, list[int]]) -> None:
+def write_save(path: Path, chunks: Mapping[str, list[int]]) -> None:
     """A distributed save's directory, that is not finished."""
     (path / "chunks").mkdir(parents=True)
     spec = nested_structure_coder.encode_structure(tf.TensorSpec([], tf.int64))
@@ -222,7 +222,7 @@ def write_save(path: pathlib.Path, chunks: Mapping[str, list[int]]) -> None:
         write_chunk(path, name, numbers)
 
 
-def write_chunk(path: pathlib.Path, name: str, numbers: list[int]) -> None:
+def write_chunk(path: Path, name: str, numbers: list[int]) -> None:
     """One more file of a save's."""
     with tf.io.TFRecordWriter(str(path / name)) as writer:
         for each in numbers:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import pathlib
 import threading
 from collections import Counter, namedtuple
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
@@ -241,7 +241,7 @@ def _length(splits: ev.SplitSource) -> int:
     return 2**62
 
 
-def write_records(directory: pathlib.Path, files: int, records: int) -> list[str]:
+def write_records(directory: Path, files: int, records: int) -> list[str]:
     numbers = itertools.count()
     paths = [str(directory / f"{i}.tfrecord") for i in range(files)]
     for path in paths:

@@ -10,8 +10,8 @@ List(List(Value("string")))}, "pairs": List({"q": Value("string"), "a": Value("i
 
 from __future__ import annotations
 
-import pathlib
 import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,10 @@ from forebay.storage.errors import Corrupt
 from ..record_files import Register, all_records, records
 from .test_nested import NULLS, expected, lists, plain_times, table_of
 
-SAVED = pathlib.Path(__file__).parent / "hugging_face"
+SAVED = Path(__file__).parent / "hugging_face"
 
 
-def written(path: pathlib.Path, *batches: pa.Table, file: bool = False, **how: Any) -> None:
+def written(path: Path, *batches: pa.Table, file: bool = False, **how: Any) -> None:
     new = pa.ipc.new_file if file else pa.ipc.new_stream
     options = pa.ipc.IpcWriteOptions(**how)
     with pa.OSFile(str(path), "wb") as sink, new(sink, batches[0].schema, options=options) as out:
@@ -36,7 +36,7 @@ def written(path: pathlib.Path, *batches: pa.Table, file: bool = False, **how: A
             out.write_table(batch)
 
 
-def test_datasets_that_hugging_face_saves(register: Register, tmp_path: pathlib.Path) -> None:
+def test_datasets_that_hugging_face_saves(register: Register, tmp_path: Path) -> None:
     """A directory, without the caches that may lie in it."""
     shutil.copytree(SAVED, tmp_path / "d" / "train")
     wanted = []
@@ -55,7 +55,7 @@ def test_datasets_that_hugging_face_saves(register: Register, tmp_path: pathlib.
 
 
 @pytest.mark.parametrize("file", [False, True])
-def test_nested_columns(register: Register, tmp_path: pathlib.Path, file: bool) -> None:
+def test_nested_columns(register: Register, tmp_path: Path, file: bool) -> None:
     table = table_of()
     parts = [table.slice(0, 7), table.slice(7, 0), table.slice(7, 20), table.slice(27)]
     written(tmp_path / "a.arrow", *parts, file=file, compression="zstd" if file else None)
@@ -78,7 +78,7 @@ def test_nested_columns(register: Register, tmp_path: pathlib.Path, file: bool) 
 
 @pytest.mark.parametrize("deltas", [False, True])
 def test_dictionaries_that_grow_or_are_replaced(
-    register: Register, tmp_path: pathlib.Path, deltas: bool
+    register: Register, tmp_path: Path, deltas: bool
 ) -> None:
     kinds = [["a", "b"], ["a", "b", "c"], ["a", "b", "c", "d"], ["x"]][: 3 if deltas else 4]
     batches = [
@@ -93,7 +93,7 @@ def test_dictionaries_that_grow_or_are_replaced(
     assert all_records(request) == [wanted[at] for at in order]
 
 
-def test_nulls(register: Register, tmp_path: pathlib.Path) -> None:
+def test_nulls(register: Register, tmp_path: Path) -> None:
     """Also of lists of a fixed size, which Parquet has not."""
     fixed = pa.array([[1, 2], None, [5, None], None, [6, 7]], pa.list_(pa.int8(), 2))
     table = NULLS.append_column("z", fixed)
@@ -121,7 +121,7 @@ def test_nulls(register: Register, tmp_path: pathlib.Path) -> None:
     assert [one["n"] for one in all_records(kept)] == [1, 3, 4, 5]
 
 
-def test_nulls_that_are_in_a_dictionary(register: Register, tmp_path: pathlib.Path) -> None:
+def test_nulls_that_are_in_a_dictionary(register: Register, tmp_path: Path) -> None:
     kind = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), pa.array(["a", None]))
     written(tmp_path / "a.arrow", pa.table({"n": [1, 2, 3], "k": kind}))
     kept = register(tmp_path, nulls="drop")
@@ -129,9 +129,7 @@ def test_nulls_that_are_in_a_dictionary(register: Register, tmp_path: pathlib.Pa
 
 
 @pytest.mark.parametrize("file", [False, True])
-def test_files_that_are_cut_anywhere(
-    register: Register, tmp_path: pathlib.Path, file: bool
-) -> None:
+def test_files_that_are_cut_anywhere(register: Register, tmp_path: Path, file: bool) -> None:
     """A stream that is cut between batches is one of fewer batches, as PyArrow has it."""
     path = tmp_path / "a.arrow"
     table = pa.table({"n": [*range(9)], "s": ["text"] * 9})
@@ -153,9 +151,7 @@ def test_files_that_are_cut_anywhere(
             register(path)
 
 
-def test_damage_is_named_or_changes_values_alone(
-    register: Register, tmp_path: pathlib.Path
-) -> None:
+def test_damage_is_named_or_changes_values_alone(register: Register, tmp_path: Path) -> None:
     """There are no checksums, and no byte may end the process that reads."""
     path = tmp_path / "a.arrow"
     table = pa.table({"s": ["text", "", "more"], "l": [[1], [2, 3], []], "n": [1, 2, 3]})
@@ -172,7 +168,7 @@ def test_damage_is_named_or_changes_values_alone(
             assert len(found) == sum(request.lengths)
 
 
-def test_a_file_of_another_arrow_is_named(register: Register, tmp_path: pathlib.Path) -> None:
+def test_a_file_of_another_arrow_is_named(register: Register, tmp_path: Path) -> None:
     import pyarrow.feather
 
     table = pa.table({"n": [1, 2, 3]})

@@ -6,11 +6,11 @@ import bz2
 import functools
 import gzip
 import os
-import pathlib
 import pickle
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
@@ -56,7 +56,7 @@ Build = Callable[[beam.Pipeline], beam.PCollection]
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two of each kind, of 30 records together."""
     folder = tmp_path_factory.mktemp("files")
     for at in range(2):
@@ -318,7 +318,7 @@ def collect(name: str, element: Any) -> None:
     collected.append((name, element))
 
 
-def test_the_same_elements_as_beams_own_runner(files: pathlib.Path) -> None:
+def test_the_same_elements_as_beams_own_runner(files: Path) -> None:
     collected.clear()
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
         for name, build in PIPELINES.items():
@@ -361,14 +361,14 @@ def test_what_was_created_is_divided(count: int, splits: int, in_bundles: int) -
 
 
 @pytest.mark.parametrize("name", ["text", "avro", "all text", "all avro", "flattened"])
-def test_splits_of_a_wished_size(files: pathlib.Path, name: str) -> None:
+def test_splits_of_a_wished_size(files: Path, name: str) -> None:
     lines = PIPELINES[name](str(files))(beam.Pipeline())
     translated = translate(lines, split_bytes=40)
     assert len(translated.splits) >= len(translate(lines).splits) + 2
     assert sorted(map(repr, run(translated))) == sorted(map(repr, values(lines)))
 
 
-def test_splits_that_are_larger_than_the_user_lets_beam_make_them(files: pathlib.Path) -> None:
+def test_splits_that_are_larger_than_the_user_lets_beam_make_them(files: Path) -> None:
     paths = beam.Pipeline() | beam.Create([f"{files}/[01].txt"])
     lines = paths | beam.io.ReadAllFromText(desired_bundle_size=40)
     assert len(translate(lines).splits) > 4
@@ -377,7 +377,7 @@ def test_splits_that_are_larger_than_the_user_lets_beam_make_them(files: pathlib
 
 
 def test_split_bytes_that_would_not_be_heeded_are_refused(
-    files: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once, and not when all splits have been made."""
 
@@ -404,7 +404,7 @@ def test_split_bytes_that_would_not_be_heeded_are_refused(
         translate(PIPELINES["own source"]("")(beam.Pipeline()))
 
 
-def test_a_split_names_no_other_file(tmp_path: pathlib.Path) -> None:
+def test_a_split_names_no_other_file(tmp_path: Path) -> None:
     for at in range(30):
         (tmp_path / f"{at}.txt").write_text("line\n")
     several, one = (
@@ -440,7 +440,7 @@ def test_equal_pipelines_are_the_same_bytes_whatever_the_order_of_their_sets() -
     ],
 )  # fmt: skip
 def test_without_a_read_files_or_the_first_reshuffle_are_divided(
-    files: pathlib.Path, build: Callable[[str, beam.Pipeline], beam.PCollection]
+    files: Path, build: Callable[[str, beam.Pipeline], beam.PCollection]
 ) -> None:
     translated = translate(build(str(files), beam.Pipeline()))
     assert len(translated.splits) == 2
@@ -565,7 +565,7 @@ def test_a_side_input_is_computed_once() -> None:
     assert len(of_each) == 2 and len({drawn for found in of_each for drawn in found}) == 1
 
 
-def test_what_only_runners_convert_is_refused(files: pathlib.Path) -> None:
+def test_what_only_runners_convert_is_refused(files: Path) -> None:
     rows = beam.io.ReadFromParquet(f"{files}/*.parquet", as_rows=True)
     with pytest.raises(InvalidArgument, match="'rows' takes or yields batches"):
         translate(beam.Pipeline() | "rows" >> rows)
@@ -598,7 +598,7 @@ def test_a_source_without_splits(count: int) -> None:
 
 def fork_servers_threads_and_rows(file: str) -> Iterator[int]:
     """In a child: threads of Arrow's where it was forked, and what each of its pools reads."""
-    for task in pathlib.Path(f"/proc/{os.getppid()}/task").iterdir():
+    for task in Path(f"/proc/{os.getppid()}/task").iterdir():
         if "jemalloc" in (task / "comm").read_text():
             yield -1
     for pool in pa.supported_memory_backends():
@@ -606,7 +606,7 @@ def fork_servers_threads_and_rows(file: str) -> Iterator[int]:
         yield from pq.read_table(file)["n"].to_pylist()
 
 
-def test_children_of_beams_fork_server_can_use_arrow(files: pathlib.Path) -> None:
+def test_children_of_beams_fork_server_can_use_arrow(files: Path) -> None:
     """Whose allocator would start a thread in the fork server, which no fork has."""
     created = beam.Pipeline() | beam.Create([f"{files}/0.parquet"])
     dataset = beam_dataset(created | beam.FlatMap(fork_servers_threads_and_rows))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pathlib
 import pickle
 import random
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
@@ -164,7 +164,7 @@ def test_what_user_code_counts_is_what_beams_runner_counts() -> None:
 class CountsAndFails(beam.DoFn):  # type: ignore[misc]
     """A split's elements; the first time it raises, or ends its process, behind the third one."""
 
-    def __init__(self, folder: pathlib.Path, how: str) -> None:
+    def __init__(self, folder: Path, how: str) -> None:
         self._folder, self._how = folder, how
 
     def process(self, element: int) -> Iterator[int]:
@@ -183,7 +183,7 @@ class CountsAndFails(beam.DoFn):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("how", ["raises", "dies", "waits"])
-def test_what_a_split_counts_counts_once(tmp_path: pathlib.Path, how: str) -> None:
+def test_what_a_split_counts_counts_once(tmp_path: Path, how: str) -> None:
     """However often it was run, and whether or not it has elements."""
     sizes = [0, 4, 0, 0, 6, 2, 0]
     made = beam.Pipeline() | beam.Create(sizes) | beam.ParDo(CountsAndFails(tmp_path, how))
@@ -251,7 +251,7 @@ class WithoutOnes(beam.DoFn):  # type: ignore[misc]
         self.seen: list[int] = []
 
     def process(self, file: fileio.ReadableFile) -> None:
-        self.seen.append(int(pathlib.Path(file.metadata.path).read_text()))
+        self.seen.append(int(Path(file.metadata.path).read_text()))
         if self.seen[-1] == 1:
             raise ValueError("a one")
 
@@ -264,7 +264,7 @@ class WithoutOnes(beam.DoFn):  # type: ignore[misc]
     ("contents", "named"), [("0100", ["1"]), ("0002", []), ("2", ["0"])], ids=["1", "any", "only"]
 )
 def test_the_file_that_was_read_is_named(
-    tmp_path: pathlib.Path, contents: str, named: Sequence[str]
+    tmp_path: Path, contents: str, named: Sequence[str]
 ) -> None:
     """Of several in one split; none, if it may be any of them."""
     for name, content in enumerate(contents):
@@ -331,15 +331,15 @@ def test_a_teardown_that_raises_hides_nothing(caplog: pytest.LogCaptureFixture) 
     assert "the teardown of 'ParDo(Untidy)' raised" in caplog.text
 
 
-CHANGES: dict[str, Callable[[pathlib.Path], object]] = {
-    "vanished": pathlib.Path.unlink,
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "vanished": Path.unlink,
     "cut": lambda file: file.write_bytes(file.read_bytes()[:-3]),
     "broken": lambda file: file.write_bytes(file.read_bytes()[:-6] + b"!!!!!!"),
 }
 
 
 @pytest.mark.parametrize("all_of_them", [False, True], ids=["read", "read all"])
-def test_a_file_that_has_gone_or_breaks_is_named(tmp_path: pathlib.Path, all_of_them: bool) -> None:
+def test_a_file_that_has_gone_or_breaks_is_named(tmp_path: Path, all_of_them: bool) -> None:
     """With the worker; and all elements before came."""
     for how, change in CHANGES.items():
         file = tmp_path / f"{how}.tfrecord"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pathlib
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ Dataset = Any
 
 
 @pytest.fixture
-def root(tmp_path: pathlib.Path) -> pathlib.Path:
+def root(tmp_path: Path) -> Path:
     for name in ("data/a.txt", "data/..b.txt", "secret/token", "data-2/token"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -31,7 +31,7 @@ def root(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path / "data"
 
 
-def lines(root: pathlib.Path, dataset: Dataset) -> list[bytes]:
+def lines(root: Path, dataset: Dataset) -> list[bytes]:
     """What a worker with this root reads."""
     graph = confined(dataset._as_serialized_graph().numpy(), [str(root)])
     variant = tf.raw_ops.DatasetFromGraph(graph_def=graph)
@@ -55,7 +55,7 @@ COMPUTED: dict[str, Callable[[Dataset], Dataset]] = {
 
 
 @pytest.mark.parametrize("how", COMPUTED)
-def test_computed_names_are_compared_as_they_are_read(how: str, root: pathlib.Path) -> None:
+def test_computed_names_are_compared_as_they_are_read(how: str, root: Path) -> None:
     def read(*names: str) -> list[bytes]:
         made = tf.data.Dataset.from_tensor_slices([f"{root}/{name}" for name in names])
         return lines(root, COMPUTED[how](made))
@@ -66,7 +66,7 @@ def test_computed_names_are_compared_as_they_are_read(how: str, root: pathlib.Pa
             read(name)
 
 
-def test_constant_names_are_compared_at_once(root: pathlib.Path) -> None:
+def test_constant_names_are_compared_at_once(root: Path) -> None:
     def read(name: str) -> list[bytes]:
         return lines(root, tf.data.Dataset.range(1).map(lambda _: tf.io.read_file(name)))
 
@@ -76,7 +76,7 @@ def test_constant_names_are_compared_at_once(root: pathlib.Path) -> None:
             read(name)
 
 
-def test_globbed_names_stay_below_the_root(root: pathlib.Path) -> None:
+def test_globbed_names_stay_below_the_root(root: Path) -> None:
     def found(pattern: str) -> list[bytes]:
         patterns = tf.data.Dataset.from_tensors(pattern)
         return lines(root, patterns.map(tf.io.matching_files).unbatch())
@@ -94,7 +94,7 @@ def test_a_pattern_is_a_directory_s(path: str) -> None:
     assert not pattern.fullmatch(f"/rat{path}x") and not pattern.fullmatch(f"file:///r.t{path}")
 
 
-def test_files_of_records_lie_below_the_root(root: pathlib.Path, register: Register) -> None:
+def test_files_of_records_lie_below_the_root(root: Path, register: Register) -> None:
     rules = PythonRules(allowed=False, data_roots=(str(root),))
     for directory in (root, root.parent / "secret"):
         with tf.io.TFRecordWriter(str(directory / "r.tfrecord")) as writer:
@@ -117,7 +117,7 @@ def test_files_of_records_lie_below_the_root(root: pathlib.Path, register: Regis
                 open_pipeline(definition, request.python, python=rules)
 
 
-def test_graphs_and_saved_datasets_are_confined_where_they_are_opened(root: pathlib.Path) -> None:
+def test_graphs_and_saved_datasets_are_confined_where_they_are_opened(root: Path) -> None:
     rules = PythonRules(data_roots=(str(root),))
     reading = tf.data.Dataset.range(1).map(lambda _: tf.io.read_file("/etc/hostname"))
     graph = reading._as_serialized_graph().numpy()

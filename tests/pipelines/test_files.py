@@ -6,13 +6,13 @@ import contextlib
 import gc
 import json
 import os
-import pathlib
 import re
 import socket
 import struct
 import tarfile
 import threading
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import google_crc32c
@@ -60,7 +60,7 @@ COUNTS = (23, 0, 5, 40)
 
 
 def test_files_are_closed_where_too_many_are_open(
-    register: Register, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    register: Register, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = written("tfrecord", tmp_path, COUNTS)
     monkeypatch.setattr(open_files, "MOST_OPEN", 1)
@@ -69,7 +69,7 @@ def test_files_are_closed_where_too_many_are_open(
     assert all_of(request) == [records[number] for number in order]
 
 
-def test_splits_of_parquet_are_row_groups(register: Register, tmp_path: pathlib.Path) -> None:
+def test_splits_of_parquet_are_row_groups(register: Register, tmp_path: Path) -> None:
     written("parquet", tmp_path, [GROUP + 1, GROUP])
     where = pattern("parquet", tmp_path)
     assert [*register(where, split_records=1).lengths] == [GROUP, 1, GROUP]
@@ -77,9 +77,7 @@ def test_splits_of_parquet_are_row_groups(register: Register, tmp_path: pathlib.
     assert [*register(where, split_records=5, shuffle_records=True).lengths] == [5, 5, 5]
 
 
-def test_there_are_at_most_1024_splits_by_default(
-    register: Register, tmp_path: pathlib.Path
-) -> None:
+def test_there_are_at_most_1024_splits_by_default(register: Register, tmp_path: Path) -> None:
     (tmp_path / "a.tfrecord").write_bytes(frame(b"") * 3000)
     assert [*register(tmp_path).lengths] == [47] * 63 + [39]
     (tmp_path / "b.tfrecord").write_bytes(frame(bytes(4 << 20)) * 9)
@@ -88,7 +86,7 @@ def test_there_are_at_most_1024_splits_by_default(
     assert len(many) == 1024 + 1
 
 
-def test_columns(register: Register, tmp_path: pathlib.Path) -> None:
+def test_columns(register: Register, tmp_path: Path) -> None:
     for name in ("parquet", "webdataset"):
         written(name, tmp_path, [3])
     some = register(tmp_path / "0.parquet", columns=["text", "half"])
@@ -107,7 +105,7 @@ def test_columns(register: Register, tmp_path: pathlib.Path) -> None:
 # A function over the records.
 
 
-def test_a_function_is_mapped_over_records(register: Register, tmp_path: pathlib.Path) -> None:
+def test_a_function_is_mapped_over_records(register: Register, tmp_path: Path) -> None:
     records = written("tfrecord", tmp_path, [30])
     request = register(tmp_path, map=lambda record: {"size": len(record)}, split_records=10)
     assert request.structure == '{"dict":[["size",{"tensor":"int64","shape":[]}]]}'
@@ -117,9 +115,7 @@ def test_a_function_is_mapped_over_records(register: Register, tmp_path: pathlib
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_a_record_of_a_split_is_named(
-    register: Register, tmp_path: pathlib.Path, shuffled: bool
-) -> None:
+def test_a_record_of_a_split_is_named(register: Register, tmp_path: Path, shuffled: bool) -> None:
     records = written("tfrecord", tmp_path, [5, 0, 25])
     request = register(tmp_path, map=_as_it_is, split_records=10, shuffle_records=shuffled, seed=7)
     made = opened(request)
@@ -134,9 +130,7 @@ def _as_it_is(record: bytes) -> bytes:
     return record
 
 
-def test_an_error_of_a_mapped_function_names_the_record(
-    register: Register, tmp_path: pathlib.Path
-) -> None:
+def test_an_error_of_a_mapped_function_names_the_record(register: Register, tmp_path: Path) -> None:
     (tmp_path / "a.tfrecord").write_bytes(frame(b"5") * 3)
     (tmp_path / "b.tfrecord").write_bytes(frame(b"6") + frame(b"x"))
     with pytest.raises(ValueError, match="invalid literal") as failed:
@@ -144,7 +138,7 @@ def test_an_error_of_a_mapped_function_names_the_record(
     assert failed.value.__notes__ == [f"`map` was called with record 1 of {tmp_path}/b.tfrecord"]
 
 
-def test_a_mapped_function_draws_by_the_page(register: Register, tmp_path: pathlib.Path) -> None:
+def test_a_mapped_function_draws_by_the_page(register: Register, tmp_path: Path) -> None:
     """So that a bundle that begins anywhere has the same elements."""
     written("tfrecord", tmp_path, [3 * PAGE])
     drawing = np.random.default_rng(1)
@@ -177,9 +171,7 @@ def definition_of(request: pb.RegisterDatasetRequest) -> ev.DatasetDefinition:
     return definition
 
 
-def test_a_worker_that_runs_no_python_reads_files(
-    register: Register, tmp_path: pathlib.Path
-) -> None:
+def test_a_worker_that_runs_no_python_reads_files(register: Register, tmp_path: Path) -> None:
     records = written("arrayrecord", tmp_path, [30])
     request = register(tmp_path, split_records=7)
     rules = PythonRules(allowed=False, processes=2, where="here:1")
@@ -203,7 +195,7 @@ def test_a_worker_that_runs_no_python_reads_files(
 
 
 def test_each_epoch_and_each_iteration_has_another_order(
-    register: Register, tmp_path: pathlib.Path
+    register: Register, tmp_path: Path
 ) -> None:
     records = written("tfrecord", tmp_path, [50])
     request = register(tmp_path, shuffle_records=True, split_records=10)
@@ -239,7 +231,7 @@ def test_each_epoch_and_each_iteration_has_another_order(
 
 
 def test_changed_and_removed_files_are_named_where_they_are_read(
-    register: Register, tmp_path: pathlib.Path
+    register: Register, tmp_path: Path
 ) -> None:
     written("tfrecord", tmp_path, [5, 5])
     request = register(tmp_path)
@@ -261,7 +253,7 @@ def test_changed_and_removed_files_are_named_where_they_are_read(
 
 
 def test_what_differs_is_named_where_files_are_registered_again(
-    register: Register, tmp_path: pathlib.Path
+    register: Register, tmp_path: Path
 ) -> None:
     written("tfrecord", tmp_path, [5, 5, 5])
     first = register(tmp_path)
@@ -282,7 +274,7 @@ def test_what_differs_is_named_where_files_are_registered_again(
 # Bad files.
 
 
-def test_a_cut_file_is_named_with_its_record(register: Register, tmp_path: pathlib.Path) -> None:
+def test_a_cut_file_is_named_with_its_record(register: Register, tmp_path: Path) -> None:
     whole = {}
     for name in ("arrayrecord", "tfrecord", "parquet", "webdataset"):
         written(name, tmp_path, [9])
@@ -310,7 +302,7 @@ def test_a_cut_file_is_named_with_its_record(register: Register, tmp_path: pathl
         register(tmp_path / "mds")
 
 
-def test_a_damaged_record_is_named(register: Register, tmp_path: pathlib.Path) -> None:
+def test_a_damaged_record_is_named(register: Register, tmp_path: Path) -> None:
     """Its place is behind what a fingerprint sees."""
     rows = [bytes([number]) * 1000 for number in range(60)]
     tfrecords = tmp_path / "a.tfrecord"
@@ -329,13 +321,13 @@ def test_a_damaged_record_is_named(register: Register, tmp_path: pathlib.Path) -
         all_of(request)
 
 
-def _damage(path: pathlib.Path, at: int) -> None:
+def _damage(path: Path, at: int) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)
 
 
-def test_an_index_that_is_missing_is_named(register: Register, tmp_path: pathlib.Path) -> None:
+def test_an_index_that_is_missing_is_named(register: Register, tmp_path: Path) -> None:
     written("tfrecord", tmp_path, [5])
     elsewhere = tmp_path / "indices"
     request = register(tmp_path / "0.tfrecord", index_dir=elsewhere)
@@ -349,7 +341,7 @@ def test_an_index_that_is_missing_is_named(register: Register, tmp_path: pathlib
 
 @pytest.mark.parametrize("name", ["0.tfrecord", "0.tfrecord.forebay-index"])
 def test_a_pipe_in_a_files_place_is_not_waited_for(
-    register: Register, tmp_path: pathlib.Path, name: str
+    register: Register, tmp_path: Path, name: str
 ) -> None:
     written("tfrecord", tmp_path, [5])
     request = register(tmp_path / "0.tfrecord")
@@ -365,7 +357,7 @@ def test_a_pipe_in_a_files_place_is_not_waited_for(
 @pytest.mark.parametrize("how", ["index cut", "file cut", "index wrong"])
 def test_what_is_cut_while_it_is_read_is_an_error(
     register: Register,
-    tmp_path: pathlib.Path,
+    tmp_path: Path,
     format: str,  # noqa: A002
     how: str,
 ) -> None:
@@ -373,7 +365,7 @@ def test_what_is_cut_while_it_is_read_is_an_error(
     written(format, tmp_path, [200])
     (path,) = tmp_path.iterdir()
     request = register(path, split_records=100)
-    index = pathlib.Path(f"{path}.forebay-index")
+    index = Path(f"{path}.forebay-index")
     read = opened(request)
     next(read.blocks(0))
     if how == "index wrong":  # whoever may write it makes its checksum, too
@@ -428,7 +420,7 @@ def test_a_registration_that_ends_early_ends_who_looks_at_its_files(
 
 
 def test_a_file_that_ends_its_reader_does_not_end_who_registers_it(
-    register: Register, tmp_path: pathlib.Path
+    register: Register, tmp_path: Path
 ) -> None:
     """Arrow aborts on it: a bit of the metadata has a column of strings be one of floats."""
     good, bad = tmp_path / "0.parquet", tmp_path / "1.parquet"
@@ -441,9 +433,7 @@ def test_a_file_that_ends_its_reader_does_not_end_who_registers_it(
     assert sum(register(good).lengths) == 300
 
 
-def test_the_end_of_a_reading_process_names_the_file(
-    register: Register, tmp_path: pathlib.Path
-) -> None:
+def test_the_end_of_a_reading_process_names_the_file(register: Register, tmp_path: Path) -> None:
     def end(record: bytes) -> int:
         if record == b"bad":
             os.abort()
@@ -462,9 +452,7 @@ def test_the_end_of_a_reading_process_names_the_file(
 
 
 @pytest.mark.parametrize("name", ["../secret.mds", "/etc/secret.mds", "a/../../secret.mds", ".."])
-def test_an_index_json_leads_nowhere_else(
-    register: Register, tmp_path: pathlib.Path, name: str
-) -> None:
+def test_an_index_json_leads_nowhere_else(register: Register, tmp_path: Path, name: str) -> None:
     written("mds", tmp_path, [])
     index = tmp_path / "mds" / "index.json"
     about = json.loads(index.read_text())
@@ -477,7 +465,7 @@ def test_an_index_json_leads_nowhere_else(
 
 
 def test_an_index_is_used_again_unless_the_file_has_another_time(
-    register: Register, tmp_path: pathlib.Path
+    register: Register, tmp_path: Path
 ) -> None:
     """Also if neither its size nor its ends tell that it was changed."""
     path, index = tmp_path / "a.tfrecord", tmp_path / "a.tfrecord.forebay-index"
@@ -501,7 +489,7 @@ def test_an_index_is_used_again_unless_the_file_has_another_time(
 
 
 def test_an_index_json_of_others_is_left_alone_if_the_format_is_given(
-    register: Register, tmp_path: pathlib.Path
+    register: Register, tmp_path: Path
 ) -> None:
     written("webdataset", tmp_path, [3])
     (tmp_path / "index.json").write_text('{"shardlist": []}')
@@ -510,7 +498,7 @@ def test_an_index_json_of_others_is_left_alone_if_the_format_is_given(
     assert sum(register(tmp_path, format="webdataset").lengths) == 3
 
 
-def test_nulls_need_a_value(register: Register, tmp_path: pathlib.Path) -> None:
+def test_nulls_need_a_value(register: Register, tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     table = pa.table({"x": [1, None, 3], "s": ["a", None, "c"], "l": [[1], [None], [2]]})
     for statistics in (True, False):
@@ -540,7 +528,7 @@ def test_nulls_need_a_value(register: Register, tmp_path: pathlib.Path) -> None:
         all_of(register(path, columns=["l"]))
 
 
-def test_types_that_are_no_tensor_are_named(register: Register, tmp_path: pathlib.Path) -> None:
+def test_types_that_are_no_tensor_are_named(register: Register, tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     table = pa.table({"x": [1], "deep": [[[None]]], "struct": [{"a": None}]})
     pq.write_table(table, path)
@@ -551,7 +539,7 @@ def test_types_that_are_no_tensor_are_named(register: Register, tmp_path: pathli
     assert len(all_of(register(path, columns=["x"]))) == 1
 
 
-def test_schemas_that_differ_are_named(register: Register, tmp_path: pathlib.Path) -> None:
+def test_schemas_that_differ_are_named(register: Register, tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1], "y": [1.0]}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"x": ["1"], "y": [1.0]}), tmp_path / "b.parquet")
     with pytest.raises(
@@ -562,9 +550,7 @@ def test_schemas_that_differ_are_named(register: Register, tmp_path: pathlib.Pat
     assert len(all_of(register(tmp_path, columns=["y"]))) == 2
 
 
-def test_samples_of_a_tar_have_the_same_extensions(
-    register: Register, tmp_path: pathlib.Path
-) -> None:
+def test_samples_of_a_tar_have_the_same_extensions(register: Register, tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
 
     def write(*names: str) -> None:
@@ -586,9 +572,7 @@ def test_samples_of_a_tar_have_the_same_extensions(
     assert [*register(path).lengths] == [1, 1]
 
 
-def test_compression_that_cannot_be_read_is_named(
-    register: Register, tmp_path: pathlib.Path
-) -> None:
+def test_compression_that_cannot_be_read_is_named(register: Register, tmp_path: Path) -> None:
     index = json.loads((MDS / "index.json").read_text())
     index["shards"][1] |= {"compression": "snappy", "zip_data": {"basename": "x", "bytes": 1}}
     (tmp_path / "index.json").write_text(json.dumps(index))
@@ -599,9 +583,7 @@ def test_compression_that_cannot_be_read_is_named(
         register(tmp_path / "a.tfrecord")
 
 
-def test_an_mds_column_that_runs_code_is_refused(
-    register: Register, tmp_path: pathlib.Path
-) -> None:
+def test_an_mds_column_that_runs_code_is_refused(register: Register, tmp_path: Path) -> None:
     shard = (MDS / "shard.00000.mds").read_bytes()
     for encoding in (b'"pkl"    ', b'"list[j]"'):
         path = tmp_path / "a.mds"
@@ -613,7 +595,7 @@ def test_an_mds_column_that_runs_code_is_refused(
         register(tmp_path / "b.mds")
 
 
-def test_bad_arguments(register: Register, tmp_path: pathlib.Path) -> None:
+def test_bad_arguments(register: Register, tmp_path: Path) -> None:
     (tmp_path / "a.tfrecord").write_bytes(frame(b"x"))
     (tmp_path / "b.bin").write_bytes(b"what is it")
     (tmp_path / "empty.tfrecord").touch()
@@ -664,7 +646,7 @@ def test_bad_arguments(register: Register, tmp_path: pathlib.Path) -> None:
 # Files that lie, or break, where they are read.
 
 
-def _mds(path: pathlib.Path, encodings: dict[str, str], rows: list[list[bytes]]) -> None:
+def _mds(path: Path, encodings: dict[str, str], rows: list[list[bytes]]) -> None:
     """A shard whose columns have no fixed sizes."""
     about = {
         "column_names": [*encodings],
@@ -690,7 +672,7 @@ def _ndarray(values: Any) -> bytes:
 
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_arrays_of_another_dtype_or_rank_are_never_cast(
-    register: Register, tmp_path: pathlib.Path, shuffled: bool
+    register: Register, tmp_path: Path, shuffled: bool
 ) -> None:
     ints = [[_ndarray(np.array([1, 2], np.int32))]] * 2
     for others in (np.array([1.5, 1.75], np.float32), np.array([[1, 2]], np.int32)):
@@ -703,9 +685,7 @@ def test_arrays_of_another_dtype_or_rank_are_never_cast(
             all_of(request)
 
 
-def test_a_split_that_is_had_computes_nothing_again(
-    register: Register, tmp_path: pathlib.Path
-) -> None:
+def test_a_split_that_is_had_computes_nothing_again(register: Register, tmp_path: Path) -> None:
     written("tfrecord", tmp_path, [PAGE + 9])
     made = opened(register(tmp_path, split_records=1000, map=len, one_to_one=True))
     made.seed_generators("1 0 0")
@@ -719,7 +699,7 @@ def blocks_of(request: pb.RegisterDatasetRequest) -> list[Block]:
 
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_a_damaged_page_is_named_with_the_records_of_its_row_group(
-    register: Register, tmp_path: pathlib.Path, shuffled: bool
+    register: Register, tmp_path: Path, shuffled: bool
 ) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(
@@ -736,7 +716,7 @@ def test_a_damaged_page_is_named_with_the_records_of_its_row_group(
         all_of(request)
 
 
-def test_what_the_system_refuses_is_no_damage(register: Register, tmp_path: pathlib.Path) -> None:
+def test_what_the_system_refuses_is_no_damage(register: Register, tmp_path: Path) -> None:
     written("tfrecord", tmp_path, [9])
     made = opened(register(tmp_path))
     assert [*made.blocks(0)]
@@ -748,9 +728,7 @@ def test_what_the_system_refuses_is_no_damage(register: Register, tmp_path: path
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_blocks_of_parquet_are_bounded(
-    register: Register, tmp_path: pathlib.Path, shuffled: bool
-) -> None:
+def test_blocks_of_parquet_are_bounded(register: Register, tmp_path: Path, shuffled: bool) -> None:
     """Also of strings that are equal, which a file has once, and of names with a dot."""
     path = tmp_path / "a.parquet"
     texts = [str(number % 3) * 4000 for number in range(20_000)]
@@ -772,9 +750,7 @@ def test_blocks_of_parquet_are_bounded(
             at += block.count
 
 
-def test_a_value_for_nulls_that_does_not_fit_is_named(
-    register: Register, tmp_path: pathlib.Path
-) -> None:
+def test_a_value_for_nulls_that_does_not_fit_is_named(register: Register, tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"x": pa.array([1, None], pa.int8())}), path)
     for value in (300, 2**70, "a"):
@@ -782,7 +758,7 @@ def test_a_value_for_nulls_that_does_not_fit_is_named(
             register(path, fill={"x": value})
 
 
-def test_an_mds_header_is_not_trusted(register: Register, tmp_path: pathlib.Path) -> None:
+def test_an_mds_header_is_not_trusted(register: Register, tmp_path: Path) -> None:
     """Each is named, and nothing stays open."""
     path = tmp_path / "a.mds"
     gc.collect()  # what earlier tests have left open

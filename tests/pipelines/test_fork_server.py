@@ -8,12 +8,12 @@ import gc
 import itertools
 import mmap
 import os
-import pathlib
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -87,7 +87,7 @@ os.fork = forked
 
 
 def test_a_fork_that_fails_is_said_and_costs_nothing_else(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "refusing.py").write_text(REFUSING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -222,7 +222,7 @@ def test_a_child_ends_though_what_it_was_forked_by_is_killed(
     if killed == "fork server":
         os.kill(pid, signal.SIGKILL)
     while not readable(control, timeout_ms=10):
-        for init in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        for init in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(init), signal.SIGKILL)
     assert ended(control) == "with its init, or with the worker's fork server"
@@ -240,7 +240,7 @@ STARTED: dict[str, Callable[[], int]] = {
 
 def killing_its_fork_server() -> None:
     """And all in its group."""
-    stat = pathlib.Path(f"/proc/{os.getppid()}/stat").read_text()
+    stat = Path(f"/proc/{os.getppid()}/stat").read_text()
     fork_server = int(stat.rpartition(")")[2].split()[1])
     os.killpg(os.getpgid(fork_server), signal.SIGKILL)
     time.sleep(3600)  # until the kernel ends it as well
@@ -254,7 +254,7 @@ def killing_its_fork_server() -> None:
     ],
 )
 def test_what_a_function_has_started_ends_with_it(
-    last: Callable[[], object], start: str, tmp_path: pathlib.Path
+    last: Callable[[], object], start: str, tmp_path: Path
 ) -> None:
     path, begin = tmp_path / "process", STARTED[start]
 
@@ -265,13 +265,13 @@ def test_what_a_function_has_started_ends_with_it(
 
     with contextlib.suppress(PipelineError):
         read(function, [0])
-    stat = pathlib.Path(f"/proc/{path.read_text()}/stat")
+    stat = Path(f"/proc/{path.read_text()}/stat")
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         while stat.read_text().rpartition(")")[2].split()[0] != "Z":
             time.sleep(0.01)
 
 
-def test_all_are_told_to_tear_down_before_one_is_waited_for(tmp_path: pathlib.Path) -> None:
+def test_all_are_told_to_tear_down_before_one_is_waited_for(tmp_path: Path) -> None:
     class Together:
         def __call__(self, split: int) -> Iterator[int]:
             (tmp_path / f"began {os.getpid()}").touch()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pathlib
 import re
 import subprocess
 import sys
 import zlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import lance
@@ -25,7 +25,7 @@ from ..record_files import MDS_COLUMNS, Register, pattern, some_sequences, write
 
 
 class OurFormat(FormatContract):
-    def write(self, directory: pathlib.Path, counts: Sequence[int]) -> tuple[str, list[Any]]:
+    def write(self, directory: Path, counts: Sequence[int]) -> tuple[str, list[Any]]:
         return pattern(self.format, directory), written(self.format, directory, counts)
 
 
@@ -57,7 +57,7 @@ class TestMDS(OurFormat):
 class TestMegatron(OurFormat):
     format = "tokens"
 
-    def write(self, directory: pathlib.Path, counts: Sequence[int]) -> tuple[str, list[Any]]:
+    def write(self, directory: Path, counts: Sequence[int]) -> tuple[str, list[Any]]:
         found = []
         for number, count in enumerate(counts):
             found += (sequences := some_sequences(count))
@@ -73,7 +73,7 @@ class TestMegatron(OurFormat):
 class TestNumPy(OurFormat):
     format = "tokens"
 
-    def write(self, directory: pathlib.Path, counts: Sequence[int]) -> tuple[str, list[Any]]:
+    def write(self, directory: Path, counts: Sequence[int]) -> tuple[str, list[Any]]:
         found: list[Any] = []
         for number, count in enumerate(counts):
             rows = np.random.default_rng(count).integers(0, 1 << 30, (count, 2, 3))
@@ -86,7 +86,7 @@ class TestWindows(OurFormat):
     format = "tokens"
     options: ClassVar = {"tokens": {"dtype": np.uint32, "window": 5}}
 
-    def write(self, directory: pathlib.Path, counts: Sequence[int]) -> tuple[str, list[Any]]:
+    def write(self, directory: Path, counts: Sequence[int]) -> tuple[str, list[Any]]:
         found: list[Any] = []
         for number, count in enumerate(counts):
             path = directory / f"{number}.bin"
@@ -99,7 +99,7 @@ class TestDocuments(OurFormat):
     format = "tokens"
     options: ClassVar = {"tokens": {"dtype": "int16", "eod": 0}}
 
-    def write(self, directory: pathlib.Path, counts: Sequence[int]) -> tuple[str, list[Any]]:
+    def write(self, directory: Path, counts: Sequence[int]) -> tuple[str, list[Any]]:
         found = []
         for number, count in enumerate(counts):
             documents = [np.append(one + 1, 0) for one in some_sequences(count, "int16")]
@@ -113,7 +113,7 @@ class TestDocuments(OurFormat):
 class TestLance(OurFormat):
     format = "lance"
 
-    def write(self, directory: pathlib.Path, counts: Sequence[int]) -> tuple[str, list[Any]]:
+    def write(self, directory: Path, counts: Sequence[int]) -> tuple[str, list[Any]]:
         rows = pa.table(
             {
                 "n": range(sum(counts)),
@@ -144,7 +144,7 @@ class TestJsonLines(OurFormat):
 class TestLines(OurFormat):
     format = "lines"
 
-    def write(self, directory: pathlib.Path, counts: Sequence[int]) -> tuple[str, list[Any]]:
+    def write(self, directory: Path, counts: Sequence[int]) -> tuple[str, list[Any]]:
         found: list[Any] = []
         for number, count in enumerate(counts):
             lines = [b"%d" % line * (line % 5) for line in range(count)]
@@ -160,7 +160,7 @@ class TestLines(OurFormat):
     def test_a_file_that_is_cut_is_named(self, written: tuple[Any, list[Any]]) -> None:
         """Text has no end: a line that is cut is a shorter one, and all others are there."""
         files, records = written
-        path = pathlib.Path(files.replace("*", "0"))
+        path = Path(files.replace("*", "0"))
         whole = path.read_bytes()
         others = records[len(whole.splitlines()) :]
         for size in (len(whole) - 1, len(whole) // 2, 5):
@@ -173,7 +173,7 @@ def test_all_of_ours_are_here() -> None:
 
 
 def test_the_format_of_the_page_passes_the_contract(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install_page(tmp_path, "formats.md", "forebay_fvecs")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -223,7 +223,7 @@ ONE = "Component(np.ones((len(records), 2), 'float32'))"
     ],
 )
 def test_what_a_package_does_wrong_is_said_of_it(
-    register: Register, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+    register: Register, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     how: dict[str, Any], said: str,
 ) -> None:  # fmt: skip
     name = f"wrong{zlib.crc32(f'{how}'.encode())}"
@@ -240,7 +240,7 @@ def test_what_a_package_does_wrong_is_said_of_it(
 
 def test_what_is_said_of_other_packages(
     register: Register,
-    tmp_path: pathlib.Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -11,7 +11,6 @@ import errno
 import itertools
 import json
 import os
-import pathlib
 import random
 import signal
 import socket
@@ -19,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
@@ -82,7 +82,7 @@ def test_an_exception_comes_with_the_functions_traceback(
         assert raised.value.code == code
         message = raised.value.message
         assert message.startswith("worker w:1: split 3 (3), element 1: ")
-        for part in (said, pathlib.Path(__file__).name, "in function", "last()"):
+        for part in (said, Path(__file__).name, "in function", "last()"):
             assert part in message
         assert "child.py" not in message
     pipeline.close()
@@ -148,7 +148,7 @@ def test_what_fails_is_skipped_if_that_is_registered() -> None:
         read(odd, range(9), on_error="skip", limit=3)
 
 
-def test_what_fails_is_run_again_if_that_is_registered(tmp_path: pathlib.Path) -> None:
+def test_what_fails_is_run_again_if_that_is_registered(tmp_path: Path) -> None:
     """From behind the last element that came; as often as it may."""
     for name, last in {"raised": raises(ValueError("no")), "died": lambda: os._exit(7)}.items():
 
@@ -165,7 +165,7 @@ def test_what_fails_is_run_again_if_that_is_registered(tmp_path: pathlib.Path) -
 
 
 @pytest.mark.parametrize("how", ["raised", "died"])
-def test_a_split_that_has_come_is_not_run_again(how: str, tmp_path: pathlib.Path) -> None:
+def test_a_split_that_has_come_is_not_run_again(how: str, tmp_path: Path) -> None:
     """Though the one behind it fails before its first element."""
     path = str(tmp_path / "calls")
 
@@ -178,10 +178,10 @@ def test_a_split_that_has_come_is_not_run_again(how: str, tmp_path: pathlib.Path
             yield split
 
     assert read(function, range(6), on_error="skip", limit=1) == [0, 2, 4, 5]
-    assert pathlib.Path(path).read_text().split() == [*"012345"]
+    assert Path(path).read_text().split() == [*"012345"]
 
 
-def test_what_a_fork_of_the_process_does_is_not_what_it_has_done(tmp_path: pathlib.Path) -> None:
+def test_what_a_fork_of_the_process_does_is_not_what_it_has_done(tmp_path: Path) -> None:
     path = tmp_path / "died"
 
     def function(split: int, path: str = str(path)) -> Iterator[int]:
@@ -197,7 +197,7 @@ def test_what_a_fork_of_the_process_does_is_not_what_it_has_done(tmp_path: pathl
     assert read(function, range(4), on_error="retry", limit=1) == [0, 1, 2, 3]
 
 
-def test_a_split_that_is_run_again_must_yield_the_same(tmp_path: pathlib.Path) -> None:
+def test_a_split_that_is_run_again_must_yield_the_same(tmp_path: Path) -> None:
     """Elements of the next one are not taken for its own."""
     path = tmp_path / "count"
 
@@ -217,7 +217,7 @@ def test_a_split_that_is_run_again_must_yield_the_same(tmp_path: pathlib.Path) -
     assert read(function, range(3), on_error="skip", limit=1) == [0, 1, 2, 10, 11, 20, 21]
 
 
-def test_a_bundle_that_is_run_again_is_the_same_bundle(tmp_path: pathlib.Path) -> None:
+def test_a_bundle_that_is_run_again_is_the_same_bundle(tmp_path: Path) -> None:
     path = str(tmp_path / "count")
 
     def function(split: int) -> Iterator[int]:
@@ -270,7 +270,7 @@ def test_an_element_takes_too_long_whoever_else_delivers() -> None:
 class Starting:
     """In its first process, something happens before the first element."""
 
-    def __init__(self, path: pathlib.Path, what: Callable[[], object]) -> None:
+    def __init__(self, path: Path, what: Callable[[], object]) -> None:
         self.path, self.what = str(path), what
 
     def setup(self) -> None:
@@ -284,7 +284,7 @@ class Starting:
 
 
 def test_a_process_that_does_not_start_is_said_and_ended(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     read(lambda split: [split], [0])  # so that their fork server has started
     monkeypatch.setattr(run_states, "SILENT_S", 1.0)
@@ -296,9 +296,7 @@ def test_a_process_that_does_not_start_is_said_and_ended(
     assert "function is in its start for" in caplog.text
 
 
-def test_a_process_that_dies_before_its_first_element_is_tried_again(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_a_process_that_dies_before_its_first_element_is_tried_again(tmp_path: Path) -> None:
     for on_error in ("retry", "skip"):
         dies = Starting(tmp_path / on_error, lambda: os._exit(7))
         assert read(dies, range(3), on_error=on_error, limit=1) == [0, 1, 2]
@@ -357,7 +355,7 @@ def test_a_structure_may_be_large() -> None:
 
 
 def test_a_function_may_do_what_it_likes_to_its_process(
-    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     here = os.getcwd()
     folder = str(tmp_path)
@@ -443,7 +441,7 @@ def test_an_error_does_not_wait_for_who_asks_for_splits() -> None:
     pipeline.close()
 
 
-def test_what_is_there_comes_though_the_function_makes_nothing_more(tmp_path: pathlib.Path) -> None:
+def test_what_is_there_comes_though_the_function_makes_nothing_more(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
 
     def function(split: int) -> Iterator[int]:
@@ -583,8 +581,8 @@ def what_is_seen(split: int) -> Iterator[str]:
     """By a function that looks around in its process and in those above it."""
     parents, process = [], os.getpid()
     for _ in range(split):
-        parents.append(pathlib.Path(f"/proc/{process}/environ").read_bytes().decode())
-        stat = pathlib.Path(f"/proc/{process}/stat").read_text()
+        parents.append(Path(f"/proc/{process}/environ").read_bytes().decode())
+        stat = Path(f"/proc/{process}/stat").read_text()
         process = int(stat.rpartition(")")[2].split()[1])
     links = {}
     for number in os.listdir("/proc/self/fd"):
@@ -594,7 +592,7 @@ def what_is_seen(split: int) -> Iterator[str]:
 
 
 def test_a_function_sees_no_secret_of_its_worker(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("FOREBAY_TOKEN_FILE", "FOREBAY_ANYTHING", "OTEL_EXPORTER_OTLP_HEADERS"):
         monkeypatch.setenv(name, "hunter2")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,7 @@ def test_what_sources_yield() -> None:
     assert sources(tf.data.Dataset.sample_from_datasets([count(1), count(2)]))[0] == "endless { }"
 
 
-def test_a_source_that_cannot_be_split_is_named(tmp_path: pathlib.Path) -> None:
+def test_a_source_that_cannot_be_split_is_named(tmp_path: Path) -> None:
     snapshot = count(3).snapshot(str(tmp_path))
     with pytest.raises(NotSplittable, match=r"Splitting is not .* snapshot datasets") as error:
         sources(snapshot.map(lambda i: i))
@@ -260,7 +260,7 @@ def test_pipelines_built_twice_have_one_fingerprint_and_others_have_others() -> 
     assert len(set(first)) == len(PIPELINES)
 
 
-def test_sets_that_are_iterated_in_any_order_change_no_fingerprint(tmp_path: pathlib.Path) -> None:
+def test_sets_that_are_iterated_in_any_order_change_no_fingerprint(tmp_path: Path) -> None:
     """TFDS traces its decoding in the order of a set of features' names."""
     prepared(tmp_path)
     programs = [

@@ -6,9 +6,9 @@ import contextlib
 import dataclasses
 import itertools
 import os
-import pathlib
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,9 +67,7 @@ def opened() -> Iterator[Callable[..., Reading]]:
     """Registers files, and opens what a worker has of them."""
     with contextlib.ExitStack() as closing:
 
-        def made(
-            files: Any, damage: tuple[pathlib.Path, bytes] | None = None, **how: Any
-        ) -> Reading:
+        def made(files: Any, damage: tuple[Path, bytes] | None = None, **how: Any) -> Reading:
             request = definition(files, **how)
             assert bool(request.lengths) == (
                 how.get("on_error") != "skip" and how.get("one_to_one", "map" not in how)
@@ -89,7 +87,7 @@ def opened() -> Iterator[Callable[..., Reading]]:
 Opened = Callable[..., Reading]
 
 
-def integers(path: pathlib.Path, count: int = 60) -> pathlib.Path:
+def integers(path: Path, count: int = 60) -> Path:
     rows = [b"%d" % number + b" " * 2000 for number in range(count)]
     path.write_bytes(b"".join(map(frame, rows)))
     return path
@@ -103,7 +101,7 @@ def broken(record: bytes) -> int:
 
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_a_record_that_a_function_fails_on_is_left_out(
-    opened: Opened, tmp_path: pathlib.Path, shuffled: bool
+    opened: Opened, tmp_path: Path, shuffled: bool
 ) -> None:
     """Wherever a read begins, in each epoch; and so is one that does not fit."""
     path = integers(tmp_path / "a.tfrecord")
@@ -126,7 +124,7 @@ def test_a_record_that_a_function_fails_on_is_left_out(
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize("mapped", [False, True])
 def test_a_record_that_cannot_be_read_is_left_out(
-    opened: Opened, tmp_path: pathlib.Path, shuffled: bool, mapped: bool
+    opened: Opened, tmp_path: Path, shuffled: bool, mapped: bool
 ) -> None:
     path = integers(tmp_path / "a.tfrecord")
     damage = path, b"31" + b" " * 2000
@@ -145,7 +143,7 @@ def test_a_record_that_cannot_be_read_is_left_out(
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize(("cut", "lacks"), [("a.bin", 100), ("a.idx", 800_100)])
 def test_of_a_file_that_is_cut_while_it_is_read_nothing_is_left_out(
-    tmp_path: pathlib.Path, shuffled: bool, cut: str, lacks: int
+    tmp_path: Path, shuffled: bool, cut: str, lacks: int
 ) -> None:
     write_megatron(tmp_path / "a", [[n] * 10 for n in range(100_000)], "int32")
     path = tmp_path / "a.bin"
@@ -165,7 +163,7 @@ def test_of_a_file_that_is_cut_while_it_is_read_nothing_is_left_out(
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize("off", [1, -1])
 def test_a_format_that_gives_another_number_of_records_is_named(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, shuffled: bool, off: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffled: bool, off: int
 ) -> None:
     path = tmp_path / "a.npy"
     np.save(path, np.arange(100))
@@ -183,7 +181,7 @@ def test_a_format_that_gives_another_number_of_records_is_named(
 
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_a_row_group_is_left_out_with_all_of_its_records(
-    opened: Opened, tmp_path: pathlib.Path, shuffled: bool
+    opened: Opened, tmp_path: Path, shuffled: bool
 ) -> None:
     path = tmp_path / "a.parquet"
     table = pa.table({"x": np.arange(40_000)})
@@ -199,7 +197,7 @@ def test_a_row_group_is_left_out_with_all_of_its_records(
     assert f"records 20000 to 29999 of {path}: " in reason
 
 
-def test_what_a_record_makes_is_none_or_several(opened: Opened, tmp_path: pathlib.Path) -> None:
+def test_what_a_record_makes_is_none_or_several(opened: Opened, tmp_path: Path) -> None:
     path = integers(tmp_path / "a.tfrecord")
 
     def several(record: bytes) -> Any:
@@ -224,7 +222,7 @@ def test_what_a_record_makes_is_none_or_several(opened: Opened, tmp_path: pathli
     opened(path, map=lambda record: [] if int(record) else [0])
 
 
-def test_no_more_than_the_limit_is_left_out(opened: Opened, tmp_path: pathlib.Path) -> None:
+def test_no_more_than_the_limit_is_left_out(opened: Opened, tmp_path: Path) -> None:
     path = integers(tmp_path / "a.tfrecord")
     for limit in (0, 3):
         made = opened(path, map=_late, on_error="skip", split_records=60, limit=limit)
@@ -247,7 +245,7 @@ def _late(record: bytes) -> int:
     return int(record)
 
 
-def test_shuffled_records_that_are_left_out_have_no_order(tmp_path: pathlib.Path) -> None:
+def test_shuffled_records_that_are_left_out_have_no_order(tmp_path: Path) -> None:
     path = integers(tmp_path / "a.tfrecord")
     ways: list[dict[str, Any]] = [{"on_error": "skip"}, {"map": int, "one_to_one": False}]
     for how in ways:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-import pathlib
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ def everything(request: pb.RegisterDatasetRequest) -> list[Any]:
     return [one for split in range(request.sources[0].count) for one in records(request, split)]
 
 
-def texts_of(path: pathlib.Path) -> list[bytes]:
+def texts_of(path: Path) -> list[bytes]:
     """Its lines by Python, which knows more ends of lines in text than in bytes."""
     data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     return [line.removesuffix(b"\n").removesuffix(b"\r") for line in data.splitlines(keepends=True)]
@@ -52,7 +52,7 @@ EDGES = {
 @pytest.mark.parametrize("edge", EDGES)
 def test_lines_are_bytes_between_newlines(
     register: Register,
-    tmp_path: pathlib.Path,
+    tmp_path: Path,
     edge: str,
     kind: str,
     count: bool,
@@ -76,11 +76,7 @@ def test_lines_are_bytes_between_newlines(
 @pytest.mark.parametrize("kind", ["", ".gz"])
 @pytest.mark.parametrize("window", [1, 3, 64, 1 << 20])
 def test_blank_lines_of_json_are_no_records_and_do_not_shift_numbers(
-    register: Register,
-    tmp_path: pathlib.Path,
-    kind: str,
-    window: int,
-    monkeypatch: pytest.MonkeyPatch,
+    register: Register, tmp_path: Path, kind: str, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lines, "_WINDOW_BYTES", window)
     draws = random.Random(window)
@@ -113,7 +109,7 @@ def test_blank_lines_of_json_are_no_records_and_do_not_shift_numbers(
             [*made.blocks(0)]
 
 
-def test_any_record_is_read_at_once(register: Register, tmp_path: pathlib.Path) -> None:
+def test_any_record_is_read_at_once(register: Register, tmp_path: Path) -> None:
     rows = [{"n": number, "t": "ä" * (number % 50)} for number in range(1000)]
     path = tmp_path / "a.ndjson"
     path.write_text("\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
@@ -142,7 +138,7 @@ def as_tensors(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_values_are_those_of_pythons_json(register: Register, tmp_path: pathlib.Path) -> None:
+def test_values_are_those_of_pythons_json(register: Register, tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {
             "int": draws.randrange(-(1 << 63), 1 << 63),
@@ -175,16 +171,14 @@ def test_values_are_those_of_pythons_json(register: Register, tmp_path: pathlib.
         assert (one["int"].dtype, one["float"].dtype) == (np.int64, np.float64)
 
 
-def write(path: pathlib.Path, *rows: Any) -> pathlib.Path:
+def write(path: Path, *rows: Any) -> Path:
     path.write_text(
         "".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows)
     )
     return path
 
 
-def test_columns_and_values_for_what_is_null_or_missing(
-    register: Register, tmp_path: pathlib.Path
-) -> None:
+def test_columns_and_values_for_what_is_null_or_missing(register: Register, tmp_path: Path) -> None:
     path = write(
         tmp_path / "a.jsonl",
         {"x": 1, "t": "a", "l": [1, None], "odd": {"deep": 1}},
@@ -224,13 +218,13 @@ def test_columns_and_values_for_what_is_null_or_missing(
             register(path, **options)
 
 
-def test_a_value_for_a_column_that_is_not_read(register: Register, tmp_path: pathlib.Path) -> None:
+def test_a_value_for_a_column_that_is_not_read(register: Register, tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", {"x": 1, "y": 1})
     with pytest.raises(InvalidArgument, match=r"fill has column 'y', and of .* read \['x'\]"):
         register(path, columns=["x"], fill={"y": 1})
 
 
-def test_values_that_are_no_tensor_are_named(register: Register, tmp_path: pathlib.Path) -> None:
+def test_values_that_are_no_tensor_are_named(register: Register, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     for value, said in (
         ({"a": 1}, r"column 'x' of \['int64', 'nested'\].* format='lines' with a `map`"),
@@ -263,7 +257,7 @@ def test_values_that_are_no_tensor_are_named(register: Register, tmp_path: pathl
         register(tmp_path / "b.json")
 
 
-def test_types_are_those_of_all_files(register: Register, tmp_path: pathlib.Path) -> None:
+def test_types_are_those_of_all_files(register: Register, tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", {"x": 1, "l": [1]})
     write(tmp_path / "b.jsonl", {"x": 0.5, "l": [0.5, 1]})
     found = everything(register(tmp_path))
@@ -282,7 +276,7 @@ def test_types_are_those_of_all_files(register: Register, tmp_path: pathlib.Path
 @pytest.mark.parametrize("kind", ["", ".gz"])
 @pytest.mark.parametrize("count", [True, False])
 def test_a_later_line_that_does_not_fit_is_named_or_left_out(
-    register: Register, tmp_path: pathlib.Path, kind: str, count: bool
+    register: Register, tmp_path: Path, kind: str, count: bool
 ) -> None:
     rows: list[Any] = [{"x": number, "t": "a"} for number in range(5000)]
     first = streams.SAMPLE_RECORDS
@@ -320,7 +314,7 @@ def test_a_later_line_that_does_not_fit_is_named_or_left_out(
     assert all(f"line {first + 1}: " in why for first, why in left)
 
 
-def test_a_function_parses_lines(register: Register, tmp_path: pathlib.Path) -> None:
+def test_a_function_parses_lines(register: Register, tmp_path: Path) -> None:
     """What JSON lines have no place for, such as nested values and NaN."""
     path = write(tmp_path / "a.jsonl", {"a": {"b": [float("nan"), 1]}}, {"a": {"b": [2]}})
 
@@ -332,7 +326,7 @@ def test_a_function_parses_lines(register: Register, tmp_path: pathlib.Path) -> 
     assert [*made(0)] == [1.0, 2.0]
 
 
-def test_each_format_has_its_index(register: Register, tmp_path: pathlib.Path) -> None:
+def test_each_format_has_its_index(register: Register, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"x": 1}\n\n{"x": 2}\n')
     for index_dir in (None, tmp_path / "indices"):
@@ -343,7 +337,7 @@ def test_each_format_has_its_index(register: Register, tmp_path: pathlib.Path) -
     assert register(tmp_path / "*").lengths == of_json.lengths  # indices are no data
 
 
-def test_which_files_are_text(register: Register, tmp_path: pathlib.Path) -> None:
+def test_which_files_are_text(register: Register, tmp_path: Path) -> None:
     """Text lies beside data, so it is read where it is named only."""
     write(tmp_path / "a.jsonl", {"x": 1})
     (tmp_path / "LICENSE.txt").write_text("of it\n")

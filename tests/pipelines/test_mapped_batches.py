@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import pathlib
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ RULES = PythonRules(allowed=True, processes=1, where="here:1")
 
 
 @pytest.fixture
-def path(tmp_path: pathlib.Path) -> pathlib.Path:
+def path(tmp_path: Path) -> Path:
     table = pa.table(
         {
             "n": np.arange(ROWS),
@@ -79,7 +79,7 @@ def plain(element: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("start", [0, 1, BATCH - 1, BATCH, 700, ROWS])
 def test_elements_and_random_numbers_are_the_same_from_each_start(
-    register: Register, path: pathlib.Path, start: int
+    register: Register, path: Path, start: int
 ) -> None:
     request = register(path, map_batch=mapped, split_records=ROWS)
     assert [*request.lengths] == [ROWS]
@@ -93,9 +93,7 @@ def test_elements_and_random_numbers_are_the_same_from_each_start(
     assert [*map(plain, elements(request, start=start))] == everything[start:]
 
 
-def test_shuffled_records_are_mapped_in_the_reads_order(
-    register: Register, path: pathlib.Path
-) -> None:
+def test_shuffled_records_are_mapped_in_the_reads_order(register: Register, path: Path) -> None:
     request = register(
         path, columns=["n"], map_batch=lambda batch: batch["n"], split_records=400,
         shuffle_records=True,
@@ -104,7 +102,7 @@ def test_shuffled_records_are_mapped_in_the_reads_order(
     assert elements(request, split=1, start=3) == order[403:800]
 
 
-def test_blocks_of_large_elements_are_bounded(register: Register, path: pathlib.Path) -> None:
+def test_blocks_of_large_elements_are_bounded(register: Register, path: Path) -> None:
     request = register(
         path, columns=["n"], split_records=ROWS,
         map_batch=lambda batch: np.zeros((len(batch["n"]), 100_000), np.uint8),
@@ -123,7 +121,7 @@ def test_blocks_of_large_elements_are_bounded(register: Register, path: pathlib.
     ],
 )
 def test_what_no_batch_is_is_refused_at_registration(
-    register: Register, path: pathlib.Path, wrong: Callable[[Any], Any], said: str
+    register: Register, path: Path, wrong: Callable[[Any], Any], said: str
 ) -> None:
     with pytest.raises((InvalidArgument, ZeroDivisionError), match=said):
         register(path, map_batch=wrong)
@@ -139,7 +137,7 @@ def test_what_no_batch_is_is_refused_at_registration(
     ],
 )
 def test_a_batch_that_goes_wrong_ends_the_read(
-    register: Register, path: pathlib.Path, late: Callable[[Any], Any], said: str
+    register: Register, path: Path, late: Callable[[Any], Any], said: str
 ) -> None:
     def at_the_third(batch: dict[str, Any]) -> Any:
         with np.errstate(all="raise"):
@@ -150,7 +148,7 @@ def test_a_batch_that_goes_wrong_ends_the_read(
         elements(request)
 
 
-def test_options_that_have_no_place_beside_it(register: Register, path: pathlib.Path) -> None:
+def test_options_that_have_no_place_beside_it(register: Register, path: Path) -> None:
     for wrong in (
         {"map": int}, {"on_error": "skip"}, {"one_to_one": False}, {"map_batch": "int"},
     ):  # fmt: skip

@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime
 import decimal
 import itertools
-import pathlib
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -145,7 +145,7 @@ def plain_times(table: pa.Table) -> pa.Table:
     return table.set_column(at, "when", pa.StructArray.from_arrays([times], ["at"]))
 
 
-def test_nested_columns_are_pyarrows_rows(register: Register, tmp_path: pathlib.Path) -> None:
+def test_nested_columns_are_pyarrows_rows(register: Register, tmp_path: Path) -> None:
     tables = [table_of(ROWS), table_of(1), table_of(3)]
     for number, table in enumerate(tables):
         pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=7)
@@ -178,7 +178,7 @@ def test_nested_columns_are_pyarrows_rows(register: Register, tmp_path: pathlib.
 
 
 def test_columns_by_dotted_names(
-    register: Register, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    register: Register, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only their bytes are asked for."""
     table = table_of()
@@ -216,7 +216,7 @@ def test_columns_by_dotted_names(
             register(tmp_path, columns=["n", wrong])
 
 
-def test_a_name_that_is_two_columns(register: Register, tmp_path: pathlib.Path) -> None:
+def test_a_name_that_is_two_columns(register: Register, tmp_path: Path) -> None:
     pq.write_table(pa.table({"a.b": [1], "a": [{"b": 2}], "c": [3]}), tmp_path / "a.parquet")
     with pytest.raises(InvalidArgument, match=r"several columns of one name, \['a\.b'\]"):
         register(tmp_path)
@@ -249,7 +249,7 @@ FILL = {
 
 @pytest.mark.parametrize("statistics", [True, False])
 def test_nulls_are_refused_filled_masked_or_dropped(
-    register: Register, tmp_path: pathlib.Path, statistics: bool
+    register: Register, tmp_path: Path, statistics: bool
 ) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(NULLS, path, row_group_size=2, write_statistics=statistics)
@@ -299,7 +299,7 @@ def test_nulls_are_refused_filled_masked_or_dropped(
 
 
 def test_rows_with_nulls_are_left_out(
-    register: Register, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+    register: Register, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Their number is known in advance, also of row groups that are left out as a whole."""
     random = np.random.default_rng(1)
@@ -338,7 +338,7 @@ def test_rows_with_nulls_are_left_out(
         register(tmp_path / "nulls", nulls="drop")
 
 
-def test_what_cannot_be_carried_is_named(register: Register, tmp_path: pathlib.Path) -> None:
+def test_what_cannot_be_carried_is_named(register: Register, tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"a": [{"b": [None, None]}], "n": [1]}), path)
     with pytest.raises(InvalidArgument, match=r"column 'a\.b' of type null, whose values are all"):
@@ -355,7 +355,7 @@ def test_what_cannot_be_carried_is_named(register: Register, tmp_path: pathlib.P
             register(path, nulls=wrong)
 
 
-def test_nested_files_of_one_schema(register: Register, tmp_path: pathlib.Path) -> None:
+def test_nested_files_of_one_schema(register: Register, tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [{"b": 1, "c": [[1]]}]}), tmp_path / "0.parquet")
     pq.write_table(pa.table({"a": [{"b": 1, "c": [1]}]}), tmp_path / "1.parquet")
     said = r"1\.parquet has records of \{a\.c: int64\[\?\]\}, and .*a\.c: ragged int64\[\?, \?\]"

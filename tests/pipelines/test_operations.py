@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import pathlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from forebay.service.pipelines.tf_data.operations import forbidden
 
 from .pipelines import ELEMENTS
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_list_is_that_of_the_installed_tensorflow() -> None:

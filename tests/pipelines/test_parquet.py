@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-import pathlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from forebay.service.errors import InvalidArgument
 from ..record_files import Register, all_records
 
 
-def test_two_columns_of_one_name_are_refused(register: Register, tmp_path: pathlib.Path) -> None:
+def test_two_columns_of_one_name_are_refused(register: Register, tmp_path: Path) -> None:
     arrays = [pa.array([1]), pa.array([2]), pa.array([3])]
     pq.write_table(pa.Table.from_arrays(arrays, ["x", "x", "X"]), tmp_path / "a.parquet")
     for how in ({}, {"columns": ["X", "x"]}):
@@ -30,7 +30,7 @@ def test_two_columns_of_one_name_are_refused(register: Register, tmp_path: pathl
     "kind", [pa.list_(pa.int32()), pa.large_list(pa.int32()), pa.list_(pa.int32(), 2)]
 )
 def test_nulls_in_lists_are_found_where_files_are_registered(
-    register: Register, tmp_path: pathlib.Path, kind: Any
+    register: Register, tmp_path: Path, kind: Any
 ) -> None:
     """Statistics count an empty list like a null one."""
     path, size = tmp_path / "a.parquet", getattr(kind, "list_size", None)
@@ -48,7 +48,7 @@ def test_nulls_in_lists_are_found_where_files_are_registered(
         assert found == [[1, 2], [], [3]]
 
 
-def test_an_empty_file_says_nothing_of_types(register: Register, tmp_path: pathlib.Path) -> None:
+def test_an_empty_file_says_nothing_of_types(register: Register, tmp_path: Path) -> None:
     """A writer that saw no rows writes columns of type null, or none."""
     pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "b.parquet")
     pq.write_table(pa.table({"x": pa.array([], pa.null())}), tmp_path / "a.parquet")
@@ -56,9 +56,7 @@ def test_an_empty_file_says_nothing_of_types(register: Register, tmp_path: pathl
     assert all_records(register(tmp_path, columns=["x"])) == [{"x": 1}, {"x": 2}]
 
 
-def test_extension_types_are_what_they_are_stored_as(
-    register: Register, tmp_path: pathlib.Path
-) -> None:
+def test_extension_types_are_what_they_are_stored_as(register: Register, tmp_path: Path) -> None:
     """As PyArrow's arrays give them; Ray's tensors too, whose type is not known here."""
     numbers = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
     turned = pa.fixed_shape_tensor(pa.int16(), [2, 3], permutation=[1, 0])
@@ -100,7 +98,7 @@ def test_extension_types_are_what_they_are_stored_as(
                 np.testing.assert_array_equal(record[name], value)
 
 
-def _write(root: pathlib.Path, *places: str) -> None:
+def _write(root: Path, *places: str) -> None:
     for number, place in enumerate(places):
         path = root / place / f"{number}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +117,7 @@ PLACES = ("year=2020/kind=a%20b", "year=2021/kind=x", "year=__HIVE_DEFAULT_PARTI
 
 
 def test_partitions_are_columns_as_pyarrow_has_them(
-    register: Register, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    register: Register, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _write(tmp_path / "run=3" / "hive", *PLACES)
     monkeypatch.chdir(tmp_path / "run=3")
@@ -127,7 +125,7 @@ def test_partitions_are_columns_as_pyarrow_has_them(
     files = sorted(glob.glob("hive/*/*/*.parquet"))
     for given, read, filled in (
         ("hive", "hive", fill),
-        (pathlib.Path("hive/year=2020"), "hive/year=2020", {}),
+        (Path("hive/year=2020"), "hive/year=2020", {}),
         (files, files, {"year": -1}),
         ("hive/year=202*/*/*.parquet", files[:2], {}),
         ("hive/year={2021,2020}/*/*.parquet", files[:2], {}),
@@ -152,7 +150,7 @@ def test_partitions_are_columns_as_pyarrow_has_them(
             register("hive", fill=fill | {"year": value})
 
 
-def test_other_partitionings_are_pyarrows(register: Register, tmp_path: pathlib.Path) -> None:
+def test_other_partitionings_are_pyarrows(register: Register, tmp_path: Path) -> None:
     _write(tmp_path / "d", "2020/1", "2021/2")
     _write(tmp_path / "h", "day=2020-01-02/b=1")
     schema = pa.schema([("day", pa.date32()), ("b", pa.bool_())])
@@ -179,9 +177,7 @@ def test_other_partitionings_are_pyarrows(register: Register, tmp_path: pathlib.
             register(tmp_path / "d", partitioning=wrong)
 
 
-def test_a_column_in_a_file_and_in_its_directorys_name(
-    register: Register, tmp_path: pathlib.Path
-) -> None:
+def test_a_column_in_a_file_and_in_its_directorys_name(register: Register, tmp_path: Path) -> None:
     """Refused by name, unless it is said which one."""
     _write(tmp_path, "n=7")
     for how in ({}, {"columns": ["n"]}):
@@ -190,7 +186,7 @@ def test_a_column_in_a_file_and_in_its_directorys_name(
     assert all_records(register(tmp_path, partitioning=None)) == [{"n": 0}, {"n": 1}]
 
 
-def test_a_directory_of_a_table_is_refused(register: Register, tmp_path: pathlib.Path) -> None:
+def test_a_directory_of_a_table_is_refused(register: Register, tmp_path: Path) -> None:
     """It has files that are no longer the table's."""
     _write(tmp_path, "t/year=1")
     for name, kind in (("_delta_log", "Delta Lake"), (".hoodie", "Apache Hudi")):
@@ -201,7 +197,7 @@ def test_a_directory_of_a_table_is_refused(register: Register, tmp_path: pathlib
         (tmp_path / "t" / name).rmdir()
 
 
-def test_files_whose_schemas_differ(register: Register, tmp_path: pathlib.Path) -> None:
+def test_files_whose_schemas_differ(register: Register, tmp_path: Path) -> None:
     """Sizes of lists may; the columns that differ are named, and only they."""
 
     def write(number: int, **columns: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import re
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ import sys
 import threading
 import types
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -99,7 +99,7 @@ def test_workers_refuse_what_they_shall_not_run() -> None:
     assert isinstance(open_pipeline(*stored()), PythonPipeline)
 
 
-def test_splits_are_any_iterable_or_files(tmp_path: pathlib.Path) -> None:
+def test_splits_are_any_iterable_or_files(tmp_path: Path) -> None:
     for name in ("b.txt", "a.txt", "c.csv"):
         (tmp_path / name).touch()
     assert listed(str(tmp_path / "*.txt")) == [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
@@ -243,7 +243,7 @@ print(hashlib.sha256(request.python).hexdigest())
 """
 
 
-def test_equal_functions_are_the_same_bytes_in_all_processes(tmp_path: pathlib.Path) -> None:
+def test_equal_functions_are_the_same_bytes_in_all_processes(tmp_path: Path) -> None:
     """Or trainers of a shared job would each have a dataset of their own."""
     (tmp_path / "rows.py").write_text(ROWS)
     (tmp_path / "own").mkdir()  # a package without a file of its own
@@ -272,10 +272,10 @@ print(b"THREE" in pickled, len(pickled) < 10_000)
 """
 
 
-def test_what_is_installed_in_any_folder_does_not_travel(tmp_path: pathlib.Path) -> None:
+def test_what_is_installed_in_any_folder_does_not_travel(tmp_path: Path) -> None:
     """As by `pip install --target`: also cloudpickle, which could not pickle itself. What is
     beside it and belongs to no package does."""
-    installed = pathlib.Path(cloudpickle.__file__).parent
+    installed = Path(cloudpickle.__file__).parent
     for folder in (installed, *installed.parent.glob("cloudpickle-*.dist-info")):
         shutil.copytree(folder, tmp_path / "installed" / folder.name)
     (tmp_path / "installed" / "own_module.py").write_text(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pathlib
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from .compositions import write_chunk, write_save
 NUMBER = tf.TensorSpec([], tf.int64)
 
 
-def loaded(path: pathlib.Path) -> Any:
+def loaded(path: Path) -> Any:
     """One chunk after another; by default, load waits for several of them."""
     in_order = lambda chunks: chunks.flat_map(lambda chunk: chunk)  # noqa: E731
     return tf.data.Dataset.load(str(path), reader_func=in_order)
@@ -29,7 +29,7 @@ def elements(blocks: Any) -> list[int]:
     return [int(n) for block in blocks for n in block.components[0].elements()]
 
 
-def test_each_opening_gets_the_chunks_as_they_come(tmp_path: pathlib.Path) -> None:
+def test_each_opening_gets_the_chunks_as_they_come(tmp_path: Path) -> None:
     path = tmp_path / "save"
     write_save(path, {"chunk_0_0_2": [0, 1]})
     pipeline = TfDataPipeline(graph_of(loaded(path).repeat(2)), element_spec=NUMBER)
@@ -46,7 +46,7 @@ def test_each_opening_gets_the_chunks_as_they_come(tmp_path: pathlib.Path) -> No
 
 
 def test_openings_have_the_same_chunks_and_what_is_kept_of_them_is_bounded(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(save_watchers, "MAX_OPENINGS", 2)
     path = tmp_path / "save"
@@ -64,7 +64,7 @@ def test_openings_have_the_same_chunks_and_what_is_kept_of_them_is_bounded(
     assert len(watch.had) == 2
 
 
-def test_a_run_that_waits_for_chunks_can_be_cancelled(tmp_path: pathlib.Path) -> None:
+def test_a_run_that_waits_for_chunks_can_be_cancelled(tmp_path: Path) -> None:
     path = tmp_path / "save"
     write_save(path, {"chunk_0_0_1": [0]})
     pipeline = TfDataPipeline(graph_of(loaded(path)), element_spec=NUMBER)
@@ -80,7 +80,7 @@ def test_a_run_that_waits_for_chunks_can_be_cancelled(tmp_path: pathlib.Path) ->
     assert not driver.is_alive()
 
 
-def test_a_save_that_failed_says_so(tmp_path: pathlib.Path) -> None:
+def test_a_save_that_failed_says_so(tmp_path: Path) -> None:
     path = tmp_path / "save"
     write_save(path, {"chunk_0_0_1": [0]})
     pipeline = TfDataPipeline(graph_of(loaded(path)), element_spec=NUMBER)
@@ -90,7 +90,7 @@ def test_a_save_that_failed_says_so(tmp_path: pathlib.Path) -> None:
     pipeline.close()
 
 
-def test_a_chunk_that_has_vanished_is_named(tmp_path: pathlib.Path) -> None:
+def test_a_chunk_that_has_vanished_is_named(tmp_path: Path) -> None:
     path = tmp_path / "save"
     write_save(path, {"chunk_0_0_1": [0]})
     (path / "chunks" / "chunk_0_1_1").symlink_to(path / "nothing")

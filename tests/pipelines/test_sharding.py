@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import pathlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,7 +39,7 @@ def shards(dataset: Any, sharding: ev.Sharding) -> list[list[Any]]:
 
 
 @pytest.fixture
-def files(tmp_path: pathlib.Path) -> list[str]:
+def files(tmp_path: Path) -> list[str]:
     names = []
     for number in range(4):
         path = tmp_path / f"{number}.txt"
@@ -200,9 +200,7 @@ def test_a_hint_without_hint_says_so(sharding: ev.Sharding) -> None:
 
 
 @pytest.mark.parametrize("sharding", [ev.FILE, ev.DATA, ev.FILE_OR_DATA])
-def test_what_is_loaded_from_a_save_is_not_sharded(
-    sharding: ev.Sharding, tmp_path: pathlib.Path
-) -> None:
+def test_what_is_loaded_from_a_save_is_not_sharded(sharding: ev.Sharding, tmp_path: Path) -> None:
     """Also if the dispatcher has not seen that, of a dataset that cannot be split."""
     write_save(tmp_path / "save", {"chunk_0_0_1": [0]})
     (tmp_path / "save" / "DONE").touch()

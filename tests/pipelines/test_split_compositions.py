@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pathlib
 import random
 import re
 import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -125,7 +125,7 @@ def counted(lists: list[list[int]]) -> Counter[int]:
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("files")
     write_files(directory)
     return directory
@@ -137,7 +137,7 @@ def in_process(expression: str) -> Counter[int] | None:
     return here if here.total() < TOO_MANY else None
 
 
-def test_several_workers_give_each_element_once(files: pathlib.Path) -> None:
+def test_several_workers_give_each_element_once(files: Path) -> None:
     made_up = Compositions(SEED, files)
     for number in range(PIPELINES):
         expression = made_up.exact(2 + number % 3)
@@ -146,7 +146,7 @@ def test_several_workers_give_each_element_once(files: pathlib.Path) -> None:
             assert counted(got) == here, expression
 
 
-def test_one_worker_gives_whatever_pipeline_there_is(files: pathlib.Path) -> None:
+def test_one_worker_gives_whatever_pipeline_there_is(files: Path) -> None:
     made_up = Compositions(SEED, files)
     for number in range(2 * PIPELINES):
         expression = made_up.any(2 + number % 3)
@@ -173,12 +173,12 @@ ENDLESS = [
 
 
 @pytest.mark.parametrize("expression", ENDLESS)
-def test_endless_pipelines_go_on(files: pathlib.Path, expression: str) -> None:
+def test_endless_pipelines_go_on(files: Path, expression: str) -> None:
     filled = expression.format(d=files)
     assert set(counted(Cluster(filled, 2).read(most=200))) == set(range(5))
 
 
-def test_an_empty_save_has_nothing_however_often_it_is_repeated(tmp_path: pathlib.Path) -> None:
+def test_an_empty_save_has_nothing_however_often_it_is_repeated(tmp_path: Path) -> None:
     write_save(tmp_path / "save", {})
     (tmp_path / "save" / "DONE").touch()
     assert Cluster(f"loaded('{tmp_path}/save').repeat()", 2).read() == [[], []]

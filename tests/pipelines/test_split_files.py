@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import pathlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,12 +53,12 @@ def bundled(pipeline: TfDataPipeline, _: Leases) -> Any:
 @pytest.mark.parametrize("read", [leased, whole, bundled])
 @pytest.mark.parametrize("dataset", [of_names, of_dicts, of_pairs])
 def test_a_damaged_file_is_named(
-    tmp_path: pathlib.Path, dataset: Callable[[list[str]], Dataset], read: Read
+    tmp_path: Path, dataset: Callable[[list[str]], Dataset], read: Read
 ) -> None:
     paths = write_records(tmp_path, files=4, records=9)
-    damaged = bytearray(pathlib.Path(paths[2]).read_bytes())
+    damaged = bytearray(Path(paths[2]).read_bytes())
     damaged[40] ^= 1
-    pathlib.Path(paths[2]).write_bytes(damaged)
+    Path(paths[2]).write_bytes(damaged)
     error = failure(dataset(paths), read)
     assert error.code == "DATA_LOSS"
     assert error.message == f"corrupted record at 36 (while it read {paths[2]})"
@@ -66,12 +66,12 @@ def test_a_damaged_file_is_named(
 
 @pytest.mark.parametrize("files", [3, 10])
 def test_where_it_is_not_known_all_files_are_named_that_it_may_be(
-    tmp_path: pathlib.Path, files: int
+    tmp_path: Path, files: int
 ) -> None:
     paths = write_records(tmp_path, files=files, records=9)
-    for path in map(pathlib.Path, paths):
+    for path in map(Path, paths):
         path.write_bytes(gzip.compress(path.read_bytes()))
-    pathlib.Path(paths[1]).write_bytes(b"no gzip")
+    Path(paths[1]).write_bytes(b"no gzip")
     all_of_them = " or ".join(paths) if files < 9 else f"one of 10 files, {paths[0]} to {paths[-1]}"
     error = failure(of_names(paths, "GZIP"), leased, at_once=files)
     assert error.message.endswith(f" (while it read {all_of_them})")

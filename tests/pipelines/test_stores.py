@@ -7,11 +7,11 @@ import glob
 import gzip
 import http.server
 import os
-import pathlib
 import random
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -75,17 +75,17 @@ def store(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Obje
     byte_cache.use("", 0)
 
 
-def put(store: ObjectStore, directory: pathlib.Path, prefix: str) -> str:
+def put(store: ObjectStore, directory: Path, prefix: str) -> str:
     """All files below a directory; returns its URL."""
     for folder, _, names in os.walk(directory):
         for name in names:
-            path = pathlib.Path(folder, name)
+            path = Path(folder, name)
             key = f"{prefix}/{path.relative_to(directory)}"
             store.client.put_object(Bucket=BUCKET, Key=key, Body=path.read_bytes())
     return f"s3://{BUCKET}/{prefix}"
 
 
-def parquet(store: ObjectStore, path: pathlib.Path, prefix: str, files: int = 3) -> str:
+def parquet(store: ObjectStore, path: Path, prefix: str, files: int = 3) -> str:
     for number in range(files):
         values = np.arange(number * 1000, (number + 1) * 1000)
         table = pa.table({"n": values, "text": [f"{value}" * 9 for value in values]})
@@ -111,9 +111,7 @@ def rewrite(store: ObjectStore, url: str, data: bytes) -> None:
     store.client.put_object(Bucket=BUCKET, Key=url.removeprefix(f"s3://{BUCKET}/"), Body=data)
 
 
-def test_a_delta_table_in_a_store(
-    store: ObjectStore, register: Register, tmp_path: pathlib.Path
-) -> None:
+def test_a_delta_table_in_a_store(store: ObjectStore, register: Register, tmp_path: Path) -> None:
     for begin in (0, 20):
         table = pa.table({"n": range(begin, begin + 20), "kind": [f"{begin} %"] * 20})
         write_deltalake(tmp_path, table, mode="append", partition_by=["kind"])
@@ -178,7 +176,7 @@ def test_a_lance_table_in_a_store(
 
 
 def test_partitions_are_what_is_below_the_fixed_directory(
-    store: ObjectStore, register: Register, tmp_path: pathlib.Path
+    store: ObjectStore, register: Register, tmp_path: Path
 ) -> None:
     for name in ("x/k=1", "y/k=2"):
         (tmp_path / name).mkdir(parents=True)
@@ -190,7 +188,7 @@ def test_partitions_are_what_is_below_the_fixed_directory(
 
 
 def test_splits_of_a_function_are_the_objects_of_a_pattern(
-    store: ObjectStore, tmp_path: pathlib.Path
+    store: ObjectStore, tmp_path: Path
 ) -> None:
     for name in ("b.npz", "a.npz", "c.txt"):
         (tmp_path / name).write_bytes(b"1")
@@ -207,7 +205,7 @@ def test_splits_of_a_function_are_the_objects_of_a_pattern(
 def test_records_are_those_of_local_files(
     store: ObjectStore,
     register: Register,
-    tmp_path: pathlib.Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     small_bytes: int,
     format: str,  # noqa: A002
@@ -236,9 +234,7 @@ def test_records_are_those_of_local_files(
     assert register(url, **columns) == request
 
 
-def test_tokens_and_their_index(
-    store: ObjectStore, register: Register, tmp_path: pathlib.Path
-) -> None:
+def test_tokens_and_their_index(store: ObjectStore, register: Register, tmp_path: Path) -> None:
     sequences = some_sequences(30)
     write_megatron(tmp_path / "a", sequences, "uint16")
     url = put(store, tmp_path, "tokens")
@@ -252,7 +248,7 @@ def test_tokens_and_their_index(
 
 
 def test_an_index_may_lie_in_the_store(
-    store: ObjectStore, register: Register, tmp_path: pathlib.Path
+    store: ObjectStore, register: Register, tmp_path: Path
 ) -> None:
     records = [*map(flat, written("tfrecord", tmp_path / "", COUNTS))]
     url = put(store, tmp_path, "indexed")
@@ -266,7 +262,7 @@ def test_an_index_may_lie_in_the_store(
 
 
 def test_a_store_that_fails_now_and_then(
-    store: ObjectStore, register: Register, tmp_path: pathlib.Path
+    store: ObjectStore, register: Register, tmp_path: Path
 ) -> None:
     url = parquet(store, tmp_path, "faulty", files=8)
     store.proxy.faults = Faults(unavailable=0.05, cut=0.05, reset=0.01)
@@ -275,7 +271,7 @@ def test_a_store_that_fails_now_and_then(
 
 
 def test_only_what_is_needed_is_fetched(
-    store: ObjectStore, register: Register, tmp_path: pathlib.Path
+    store: ObjectStore, register: Register, tmp_path: Path
 ) -> None:
     draws = np.random.default_rng(0)
     columns = {f"c{n}": draws.integers(0, 1 << 62, 40_000) for n in range(8)}
@@ -293,7 +289,7 @@ def test_only_what_is_needed_is_fetched(
 def test_many_small_objects_cost_few_requests_many_at_a_time(
     store: ObjectStore,
     register: Register,
-    tmp_path: pathlib.Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     format: str,  # noqa: A002
 ) -> None:
@@ -326,7 +322,7 @@ def test_many_small_objects_cost_few_requests_many_at_a_time(
 
 
 def test_a_compressed_object_is_fetched_once(
-    store: ObjectStore, register: Register, tmp_path: pathlib.Path
+    store: ObjectStore, register: Register, tmp_path: Path
 ) -> None:
     """Also from its middle; not counted, it is looked at only."""
     rows = [random.Random(number).randbytes(500).hex() for number in range(40_000)]
@@ -350,7 +346,7 @@ def test_a_compressed_object_is_fetched_once(
 
 
 def test_an_object_that_was_replaced_or_deleted(
-    store: ObjectStore, register: Register, tmp_path: pathlib.Path
+    store: ObjectStore, register: Register, tmp_path: Path
 ) -> None:
     url = parquet(store, tmp_path, "changing")
     request = register(url)
@@ -369,7 +365,7 @@ def test_an_object_that_was_replaced_or_deleted(
 
 
 def test_an_object_that_is_replaced_while_it_is_read(
-    store: ObjectStore, register: Register, tmp_path: pathlib.Path
+    store: ObjectStore, register: Register, tmp_path: Path
 ) -> None:
     url = parquet(store, tmp_path, "halfway", files=1)
     files = opened(register(url))
@@ -380,7 +376,7 @@ def test_an_object_that_is_replaced_while_it_is_read(
 
 
 def test_what_is_not_there_or_not_allowed(
-    store: ObjectStore, register: Register, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    store: ObjectStore, register: Register, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = parquet(store, tmp_path, "there", files=1)
     for missing in (f"s3://{BUCKET}/nothing", f"{url}/*.tar", f"{url}/{{0..1}}.parquet"):
@@ -417,9 +413,7 @@ def test_what_is_not_there_or_not_allowed(
     assert numbers(register(url)) == [*range(1000)]
 
 
-def test_no_secret_is_registered(
-    store: ObjectStore, register: Register, tmp_path: pathlib.Path
-) -> None:
+def test_no_secret_is_registered(store: ObjectStore, register: Register, tmp_path: Path) -> None:
     request = register(parquet(store, tmp_path, "secret", files=1))
     assert SECRET_KEY.encode() not in request.SerializeToString()
 
@@ -428,9 +422,7 @@ def test_no_secret_is_registered(
 
 
 @pytest.fixture
-def cached(
-    store: ObjectStore, register: Register, tmp_path: pathlib.Path
-) -> pb.RegisterDatasetRequest:
+def cached(store: ObjectStore, register: Register, tmp_path: Path) -> pb.RegisterDatasetRequest:
     """It has been read once."""
     (tmp_path / "files").mkdir()
     request = register(parquet(store, tmp_path / "files", tmp_path.name))
@@ -440,7 +432,7 @@ def cached(
     return request
 
 
-def ranges(tmp_path: pathlib.Path) -> list[pathlib.Path]:
+def ranges(tmp_path: Path) -> list[Path]:
     return sorted(path for path in (tmp_path / "cache").rglob("*") if path.is_file())
 
 
@@ -452,7 +444,7 @@ def test_a_second_epoch_fetches_nothing(
 
 
 def test_a_damaged_cache_is_fetched_again(
-    store: ObjectStore, cached: pb.RegisterDatasetRequest, tmp_path: pathlib.Path
+    store: ObjectStore, cached: pb.RegisterDatasetRequest, tmp_path: Path
 ) -> None:
     for number, path in enumerate(ranges(tmp_path)):
         data = bytearray(path.read_bytes())
@@ -464,10 +456,7 @@ def test_a_damaged_cache_is_fetched_again(
 
 
 def test_a_changed_object_is_not_what_the_cache_has(
-    store: ObjectStore,
-    cached: pb.RegisterDatasetRequest,
-    register: Register,
-    tmp_path: pathlib.Path,
+    store: ObjectStore, cached: pb.RegisterDatasetRequest, register: Register, tmp_path: Path
 ) -> None:
     url = f"s3://{BUCKET}/{tmp_path.name}"
     rewrite(store, f"{url}/0.parquet", (tmp_path / "files" / "2.parquet").read_bytes())
@@ -475,7 +464,7 @@ def test_a_changed_object_is_not_what_the_cache_has(
 
 
 def test_a_cache_keeps_to_its_size(
-    store: ObjectStore, cached: pb.RegisterDatasetRequest, tmp_path: pathlib.Path
+    store: ObjectStore, cached: pb.RegisterDatasetRequest, tmp_path: Path
 ) -> None:
     mine = tmp_path / "cache" / "mine.txt"
     mine.write_text("a file of somebody else")
@@ -491,7 +480,7 @@ def test_a_cache_keeps_to_its_size(
 
 
 def test_a_cache_that_cannot_be_written(
-    store: ObjectStore, register: Register, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+    store: ObjectStore, register: Register, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "files").mkdir()
     request = register(parquet(store, tmp_path / "files", "unwritable"))
@@ -501,7 +490,7 @@ def test_a_cache_that_cannot_be_written(
 
 
 def test_only_one_file_keeps_what_nobody_reads(
-    store: ObjectStore, register: Register, tmp_path: pathlib.Path
+    store: ObjectStore, register: Register, tmp_path: Path
 ) -> None:
     """A reader may stop in the middle of each of many files."""
     url = parquet(store, tmp_path, "left", files=4)
@@ -515,7 +504,7 @@ def test_only_one_file_keeps_what_nobody_reads(
 
 
 def test_a_worker_sends_credentials_to_no_address_that_a_dataset_names(
-    store: ObjectStore, register: Register, tmp_path: pathlib.Path
+    store: ObjectStore, register: Register, tmp_path: Path
 ) -> None:
     """Whatever was registered, by whatever client."""
     request = register(parquet(store, tmp_path, "endpoints", files=1))
@@ -546,7 +535,7 @@ def test_options_that_a_store_does_not_take(store: ObjectStore, register: Regist
 
 
 def test_shuffled_records_are_asked_for_together(
-    store: ObjectStore, register: Register, tmp_path: pathlib.Path
+    store: ObjectStore, register: Register, tmp_path: Path
 ) -> None:
     records = [*map(flat, written("tfrecord", tmp_path, [60]))]
     request = register(put(store, tmp_path, "together"), shuffle_records=True, split_records=60)
@@ -563,7 +552,7 @@ def test_shuffled_records_are_asked_for_together(
     ],
 )  # fmt: skip
 def test_patterns_of_objects_are_those_of_glob(
-    tmp_path: pathlib.Path, pattern: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, pattern: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ["a", "^", "b", "]a", "a]b", ".a", "ax/b", "ay/c", "d/x", "d/e/x"]
     names += ["d/e/f/x", "d/.h/x", "d/e/.x", "xa"]
@@ -576,7 +565,7 @@ def test_patterns_of_objects_are_those_of_glob(
 
 
 def test_objects_that_cannot_be_asked_for_are_left_out(
-    store: ObjectStore, register: Register, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+    store: ObjectStore, register: Register, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = parquet(store, tmp_path, "odd", files=2)
     for name in ("/0.parquet", "../0.parquet", "./a", "b//", "x\ty.parquet"):
@@ -609,7 +598,7 @@ def test_what_fsspec_reads_is_compared_once_a_range(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_name_with_brackets_is_that_object(
-    store: ObjectStore, register: Register, tmp_path: pathlib.Path
+    store: ObjectStore, register: Register, tmp_path: Path
 ) -> None:
     url = parquet(store, tmp_path, "brackets", files=2)
     rewrite(store, f"{url}/a1.parquet", (tmp_path / "0.parquet").read_bytes())
@@ -626,7 +615,7 @@ def test_another_server_is_not_what_the_cache_has(
 
 
 def test_a_registered_cache_is_nobodys(
-    store: ObjectStore, register: Register, tmp_path: pathlib.Path
+    store: ObjectStore, register: Register, tmp_path: Path
 ) -> None:
     request = register(parquet(store, tmp_path, "chosen", files=1))
     dataset = PythonDataset.FromString(request.python)
@@ -666,7 +655,7 @@ def test_urls_that_cannot_be_asked_for(register: Register) -> None:
         assert "SECRET" not in str(refused.value)
 
 
-def test_a_fork_is_told_to_be_none(store: ObjectStore, tmp_path: pathlib.Path) -> None:
+def test_a_fork_is_told_to_be_none(store: ObjectStore, tmp_path: Path) -> None:
     """It would wait for ever for threads that it does not have."""
     url = parquet(store, tmp_path, "forked", files=1)
     stores.head(f"{url}/0.parquet", {})

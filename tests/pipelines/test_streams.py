@@ -7,12 +7,12 @@ import hashlib
 import io
 import json
 import os
-import pathlib
 import random
 import shutil
 import tarfile
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -81,7 +81,7 @@ def with_skips(request: pb.RegisterDatasetRequest) -> tuple[FileRecords, list[in
     return FileRecords(PythonDataset.FromString(request.python), leave_out), left
 
 
-def pack(directory: pathlib.Path, kind: str) -> list[pathlib.Path]:
+def pack(directory: Path, kind: str) -> list[Path]:
     """Compresses all files there."""
     found = []
     for path in sorted(directory.iterdir()):
@@ -97,7 +97,7 @@ def pack(directory: pathlib.Path, kind: str) -> list[pathlib.Path]:
 @pytest.mark.parametrize("format", ["jsonl", "tfrecord", "webdataset"])
 def test_compressed_files_have_the_records_of_plain_ones(
     register: Register,
-    tmp_path: pathlib.Path,
+    tmp_path: Path,
     format: str,  # noqa: A002
     kind: str,
     count: bool,
@@ -130,7 +130,7 @@ def test_compressed_files_have_the_records_of_plain_ones(
 @pytest.mark.parametrize("format", ["jsonl", "tfrecord", "webdataset"])
 def test_plain_files_need_not_be_counted(
     register: Register,
-    tmp_path: pathlib.Path,
+    tmp_path: Path,
     format: str,  # noqa: A002
 ) -> None:
     expected = [*map(flat, written(format, tmp_path, COUNTS))]
@@ -144,7 +144,7 @@ def test_plain_files_need_not_be_counted(
         register(tmp_path, count=False, shuffle_records=True)
 
 
-def test_what_cannot_go_uncounted(register: Register, tmp_path: pathlib.Path) -> None:
+def test_what_cannot_go_uncounted(register: Register, tmp_path: Path) -> None:
     written("parquet", tmp_path, [3])
     with pytest.raises(InvalidArgument, match=r"count=False is for .*'jsonl'.* is 'parquet'"):
         register(tmp_path, count=False)
@@ -153,7 +153,7 @@ def test_what_cannot_go_uncounted(register: Register, tmp_path: pathlib.Path) ->
 
 
 def test_each_uncounted_file_is_a_split_and_small_counted_ones_share_one(
-    register: Register, tmp_path: pathlib.Path
+    register: Register, tmp_path: Path
 ) -> None:
     for number in range(100):
         text = "".join(f"{number}-{line}\n" for line in range(number % 3))
@@ -167,7 +167,7 @@ def test_each_uncounted_file_is_a_split_and_small_counted_ones_share_one(
     assert len(everything(uncounted)) == 99
 
 
-def test_plain_and_compressed_files_together(register: Register, tmp_path: pathlib.Path) -> None:
+def test_plain_and_compressed_files_together(register: Register, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"x": 1}\n' * 10)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"x": 2.5}\n' * 10))
     (tmp_path / "c.jsonl").write_text('{"x": 3}\n' * 10)
@@ -179,9 +179,7 @@ def test_plain_and_compressed_files_together(register: Register, tmp_path: pathl
 
 
 @pytest.mark.parametrize("kind", ["GZIP", "ZLIB"])
-def test_tfrecords_are_those_of_tensorflow(
-    register: Register, tmp_path: pathlib.Path, kind: str
-) -> None:
+def test_tfrecords_are_those_of_tensorflow(register: Register, tmp_path: Path, kind: str) -> None:
     import tensorflow as tf
 
     path = str(tmp_path / "data.tfrecord-00000-of-00001")
@@ -196,7 +194,7 @@ def test_tfrecords_are_those_of_tensorflow(
     assert elements(request, 0, 999) == rows[999:]
 
 
-def test_samples_are_those_of_webdataset(register: Register, tmp_path: pathlib.Path) -> None:
+def test_samples_are_those_of_webdataset(register: Register, tmp_path: Path) -> None:
     import webdataset
 
     path = tmp_path / "a.tar.gz"
@@ -222,7 +220,7 @@ def test_samples_are_those_of_webdataset(register: Register, tmp_path: pathlib.P
     assert records(request, 0, 298)[1] == {"image": expected[299]["jpg"], "label": b"5"}
 
 
-def test_samples_of_a_stream_that_lack_a_column(register: Register, tmp_path: pathlib.Path) -> None:
+def test_samples_of_a_stream_that_lack_a_column(register: Register, tmp_path: Path) -> None:
     path = tmp_path / "a.tar.gz"
     with tarfile.open(path, "w:gz") as tar:
         for number in range(streams.SAMPLE_RECORDS + 10):
@@ -240,7 +238,7 @@ def test_samples_of_a_stream_that_lack_a_column(register: Register, tmp_path: pa
     assert len(everything(register(path, count=False, fill={"y": b""}))) == 1010
 
 
-def _pack_mds(directory: pathlib.Path, compression: str, *, all_shards: bool = True) -> None:
+def _pack_mds(directory: Path, compression: str, *, all_shards: bool = True) -> None:
     """As MDSWriter(compression=…) writes."""
     shutil.copytree(MDS, directory, dirs_exist_ok=True)
     index = json.loads((directory / "index.json").read_text())
@@ -261,7 +259,7 @@ def _pack_mds(directory: pathlib.Path, compression: str, *, all_shards: bool = T
 @pytest.mark.parametrize("all_shards", [True, False])
 def test_compressed_shards_of_mds(
     register: Register,
-    tmp_path: pathlib.Path,
+    tmp_path: Path,
     compression: str,
     all_shards: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -284,7 +282,7 @@ def test_compressed_shards_of_mds(
 
 
 def test_compressed_shards_are_bounded_and_checked(
-    register: Register, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    register: Register, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _pack_mds(tmp_path, "zstd")
     request = register(tmp_path, columns=MDS_COLUMNS)
@@ -311,7 +309,7 @@ def _text(lines: int) -> bytes:
 
 @pytest.mark.parametrize("kind", [".gz", ".zst"])
 def test_cut_files_are_named_wherever_they_are_cut(
-    register: Register, tmp_path: pathlib.Path, kind: str
+    register: Register, tmp_path: Path, kind: str
 ) -> None:
     """But at the end of a member, or of a frame, where nothing shows it."""
     text = _text(30_000)
@@ -335,7 +333,7 @@ def test_cut_files_are_named_wherever_they_are_cut(
 
 @pytest.mark.parametrize("kind", [".gz", ".zst"])
 def test_damaged_data_end_the_read_also_where_records_are_skipped(
-    register: Register, tmp_path: pathlib.Path, kind: str
+    register: Register, tmp_path: Path, kind: str
 ) -> None:
     """What follows cannot be read, and nobody knows how much that is."""
     path = tmp_path / f"a.txt{kind}"
@@ -360,9 +358,7 @@ def test_damaged_data_end_the_read_also_where_records_are_skipped(
         register(path, format="lines")
 
 
-def test_a_damaged_record_of_a_stream_is_left_out(
-    register: Register, tmp_path: pathlib.Path
-) -> None:
+def test_a_damaged_record_of_a_stream_is_left_out(register: Register, tmp_path: Path) -> None:
     """Only it, although the file is a stream."""
     rows = [bytes([number % 256]) * 50 for number in range(3000)]
     frames = [frame(row) for row in rows]
@@ -380,7 +376,7 @@ def test_a_damaged_record_of_a_stream_is_left_out(
             everything(register(path, count=count))
 
 
-def test_a_file_that_was_changed_is_refused(register: Register, tmp_path: pathlib.Path) -> None:
+def test_a_file_that_was_changed_is_refused(register: Register, tmp_path: Path) -> None:
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(b"a\nb\n"))
     request = register(path, format="lines")
@@ -391,7 +387,7 @@ def test_a_file_that_was_changed_is_refused(register: Register, tmp_path: pathli
 
 @pytest.mark.parametrize("behind", [b"", b"\0" * 700, b"garbage"])
 def test_what_lies_behind_gzip_is_padding_or_damage(
-    register: Register, tmp_path: pathlib.Path, behind: bytes
+    register: Register, tmp_path: Path, behind: bytes
 ) -> None:
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(b"a\nb\n") + behind)
@@ -410,14 +406,14 @@ def test_what_lies_behind_gzip_is_padding_or_damage(
 # Streams.
 
 
-def _stream(tmp_path: pathlib.Path, data: bytes, kind: str) -> streams.UnpackedFile:
+def _stream(tmp_path: Path, data: bytes, kind: str) -> streams.UnpackedFile:
     path = tmp_path / "file"
     path.write_bytes(data)
     return streams.UnpackedFile(byte_sources.opened_now(str(path), {}), kind)
 
 
 def test_a_stream_reads_any_range_in_bounded_memory(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "_BACK_BYTES", 1000)
     draws = random.Random(0)
@@ -438,7 +434,7 @@ def test_a_stream_reads_any_range_in_bounded_memory(
     stream.close()
 
 
-def test_what_decompresses_to_very_much_comes_in_pieces(tmp_path: pathlib.Path) -> None:
+def test_what_decompresses_to_very_much_comes_in_pieces(tmp_path: Path) -> None:
     size = 300 << 20
     for kind, data in (
         ("gzip", gzip.compress(bytes(size), 6)),
@@ -451,7 +447,7 @@ def test_what_decompresses_to_very_much_comes_in_pieces(tmp_path: pathlib.Path) 
         stream.close()
 
 
-def test_a_stream_of_zlib(tmp_path: pathlib.Path) -> None:
+def test_a_stream_of_zlib(tmp_path: Path) -> None:
     data = _text(5000)
     stream = _stream(tmp_path, zlib.compress(data), streams.compression(zlib.compress(data)))
     assert stream.kind == "zlib"
@@ -466,7 +462,7 @@ def test_a_stream_of_zlib(tmp_path: pathlib.Path) -> None:
     cut.close()
 
 
-def test_nothing_stays_open(register: Register, tmp_path: pathlib.Path) -> None:
+def test_nothing_stays_open(register: Register, tmp_path: Path) -> None:
     written("webdataset", tmp_path, [30])
     (path,) = pack(tmp_path, ".gz")
     before = len(os.listdir("/proc/self/fd"))

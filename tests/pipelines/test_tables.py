@@ -6,8 +6,8 @@ import base64
 import datetime
 import json
 import os
-import pathlib
 import string
+from pathlib import Path
 from typing import Any
 
 import lance
@@ -66,7 +66,7 @@ def snapshot(request: pb.RegisterDatasetRequest) -> Any:
 
 @pytest.mark.parametrize("keys", [[], ["the kind", "day"]])
 def test_a_delta_table_has_the_rows_of_its_scanner(
-    register: Register, tmp_path: pathlib.Path, keys: list[str]
+    register: Register, tmp_path: Path, keys: list[str]
 ) -> None:
     """As of each version, also those that are registered while it goes on."""
     path = str(tmp_path / "table")
@@ -93,7 +93,7 @@ def test_a_delta_table_has_the_rows_of_its_scanner(
 
 
 def test_nulls_of_a_delta_tables_partitions_need_a_value(
-    register: Register, tmp_path: pathlib.Path
+    register: Register, tmp_path: Path
 ) -> None:
     table = pa.table({"n": range(4), "kind": pa.array([None, "a", "a", None])})
     write_deltalake(tmp_path, table, partition_by=["kind"])
@@ -103,9 +103,7 @@ def test_nulls_of_a_delta_tables_partitions_need_a_value(
     assert read(register(tmp_path, fill={"kind": "none"})) == scanned(filled)
 
 
-def test_columns_that_files_of_a_table_lack_are_named(
-    register: Register, tmp_path: pathlib.Path
-) -> None:
+def test_columns_that_files_of_a_table_lack_are_named(register: Register, tmp_path: Path) -> None:
     write_deltalake(tmp_path, pa.table({"a": [1]}))
     write_deltalake(tmp_path, pa.table({"a": [2], "b": [3]}), mode="append", schema_mode="merge")
     with pytest.raises(InvalidArgument, match=r"has no columns \['b'\]: give some of \['a'\]"):
@@ -113,11 +111,11 @@ def test_columns_that_files_of_a_table_lack_are_named(
     assert read(register(tmp_path, columns=["a"])) == [[b"1"], [b"2"]]
 
 
-def log_of(path: pathlib.Path) -> list[dict[str, Any]]:
+def log_of(path: Path) -> list[dict[str, Any]]:
     return [*map(json.loads, (path / "_delta_log" / f"{0:020}.json").read_text().splitlines())]
 
 
-def rewrite_log(path: pathlib.Path, actions: list[dict[str, Any]]) -> None:
+def rewrite_log(path: Path, actions: list[dict[str, Any]]) -> None:
     text = "\n".join(map(json.dumps, actions))
     (path / "_delta_log" / f"{0:020}.json").write_text(text)
 
@@ -152,7 +150,7 @@ def deletion_vector(deleted: list[int]) -> dict[str, Any]:
 
 
 def test_what_a_delta_table_says_beside_its_files_is_refused(
-    register: Register, tmp_path: pathlib.Path
+    register: Register, tmp_path: Path
 ) -> None:
     write_deltalake(tmp_path, pa.table({"n": range(40)}))
     actions = log_of(tmp_path)
@@ -183,7 +181,7 @@ def test_what_a_delta_table_says_beside_its_files_is_refused(
         register(tmp_path)
 
 
-def test_what_is_no_table_is_said(register: Register, tmp_path: pathlib.Path) -> None:
+def test_what_is_no_table_is_said(register: Register, tmp_path: Path) -> None:
     pq.write_table(pa.table({"n": [1]}), tmp_path / "a.parquet")
     with pytest.raises(FailedPrecondition, match=r"cannot be read as format='delta' \(TableNotFo"):
         register(tmp_path, format="delta")
@@ -201,9 +199,7 @@ def test_what_is_no_table_is_said(register: Register, tmp_path: pathlib.Path) ->
 # Lance.
 
 
-def test_a_lance_table_has_the_rows_of_its_scanner(
-    register: Register, tmp_path: pathlib.Path
-) -> None:
+def test_a_lance_table_has_the_rows_of_its_scanner(register: Register, tmp_path: Path) -> None:
     """In its order, and those of its version."""
     path = str(tmp_path / "table.lance")
     lance.write_dataset(rows(range(40)), path, max_rows_per_file=16)
@@ -232,7 +228,7 @@ def test_a_lance_table_has_the_rows_of_its_scanner(
 # Iceberg.
 
 
-def iceberg(directory: pathlib.Path, first: pa.Table, scheme: str = "file://") -> Table:
+def iceberg(directory: Path, first: pa.Table, scheme: str = "file://") -> Table:
     first = plainly_named(first)
     catalog = InMemoryCatalog("tests", warehouse=f"{scheme}{directory}")
     catalog.create_namespace("a")
@@ -252,7 +248,7 @@ def folder_of(table: Table) -> str:
 
 @pytest.mark.parametrize("scheme", ["file:", "file://"])
 def test_an_iceberg_table_has_the_rows_of_its_scanner(
-    register: Register, tmp_path: pathlib.Path, scheme: str
+    register: Register, tmp_path: Path, scheme: str
 ) -> None:
     table = iceberg(tmp_path, rows(range(40)), scheme)
     with table.update_spec() as spec:
@@ -275,7 +271,7 @@ def test_an_iceberg_table_has_the_rows_of_its_scanner(
 
 
 def test_an_iceberg_table_whose_columns_had_other_names_is_refused(
-    register: Register, tmp_path: pathlib.Path
+    register: Register, tmp_path: Path
 ) -> None:
     table = iceberg(tmp_path, rows(range(9)))
     with table.update_schema() as change:
@@ -287,9 +283,7 @@ def test_an_iceberg_table_whose_columns_had_other_names_is_refused(
         register(folder_of(table), format="iceberg")
 
 
-def test_columns_of_one_name_that_were_two_are_refused(
-    register: Register, tmp_path: pathlib.Path
-) -> None:
+def test_columns_of_one_name_that_were_two_are_refused(register: Register, tmp_path: Path) -> None:
     table = iceberg(tmp_path, rows(range(9)))
     with table.update_schema() as change:
         change.delete_column("text")
@@ -299,9 +293,9 @@ def test_columns_of_one_name_that_were_two_are_refused(
         register(folder_of(table), format="iceberg")
 
 
-def test_metadata_of_one_number_need_a_catalog(register: Register, tmp_path: pathlib.Path) -> None:
+def test_metadata_of_one_number_need_a_catalog(register: Register, tmp_path: Path) -> None:
     table = iceberg(tmp_path, rows(range(9)))
-    newest = pathlib.Path(table.metadata_location.removeprefix("file://"))
+    newest = Path(table.metadata_location.removeprefix("file://"))
     (newest.parent / newest.name.replace("-", "-0", 1)).write_bytes(newest.read_bytes())
     with pytest.raises(InvalidArgument, match="only its catalog knows which is current: give"):
         register(folder_of(table), format="iceberg")
@@ -319,9 +313,7 @@ class DeletesWriter(manifests.ManifestWriterV2):  # type: ignore[misc]
         return {**super()._meta, "content": "deletes"}
 
 
-def test_deleted_rows_of_an_iceberg_table_are_refused(
-    register: Register, tmp_path: pathlib.Path
-) -> None:
+def test_deleted_rows_of_an_iceberg_table_are_refused(register: Register, tmp_path: Path) -> None:
     table = iceberg(tmp_path, rows(range(9)))
     (data,) = [task.file.file_path for task in table.scan().plan_files()]
     deleted = tmp_path / "deleted.parquet"
@@ -352,7 +344,7 @@ def test_deleted_rows_of_an_iceberg_table_are_refused(
     listed = table.io.new_output(f"file://{tmp_path}/list.avro")
     with manifests.write_manifest_list(2, listed, number, now.snapshot_id, 2, "null") as of_all:
         of_all.add_manifests([*now.manifests(table.io), writer.to_manifest_file()])
-    about = json.loads(pathlib.Path(table.metadata_location.removeprefix("file://")).read_text())
+    about = json.loads(Path(table.metadata_location.removeprefix("file://")).read_text())
     about["snapshots"] += [
         {**about["snapshots"][-1], "snapshot-id": number, "sequence-number": 2,
          "manifest-list": f"file://{tmp_path}/list.avro"}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import pathlib
 import random
 import re
 import tarfile
 import tracemalloc
 from array import array
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ from forebay.storage.errors import Corrupt
 from ..record_files import Register, all_records
 
 
-def write(path: pathlib.Path, *names: str) -> None:
+def write(path: Path, *names: str) -> None:
     """Members whose data are their names."""
     with tarfile.open(path, "w") as tar:
         for name in names:
@@ -31,14 +31,14 @@ def write(path: pathlib.Path, *names: str) -> None:
             tar.addfile(info, io.BytesIO(name.encode(errors="surrogateescape")))
 
 
-def samples_of(path: pathlib.Path) -> list[dict[str, Any]]:
+def samples_of(path: Path) -> list[dict[str, Any]]:
     """As webdataset has them."""
     with open(path, "rb") as stream:
         members = webdataset.tariterators.tar_file_expander([{"url": "", "stream": stream}])
         return [*webdataset.tariterators.group_by_keys(members)]
 
 
-def test_extensions_that_differ_are_one_column(register: Register, tmp_path: pathlib.Path) -> None:
+def test_extensions_that_differ_are_one_column(register: Register, tmp_path: Path) -> None:
     """The first one that a sample has, as webdataset's "jpg;jpeg;png"."""
     path = tmp_path / "a.tar"
     names = ["0.jpg", "0.cls", "1.JPEG", "1.cls", "2.PNG", "2.jpg", "2.cls", "3.png", "3.txt"]
@@ -71,7 +71,7 @@ def test_extensions_that_differ_are_one_column(register: Register, tmp_path: pat
     assert [one["jpg"] for one in filled] == [b"0.jpg", b"", b"2.jpg", b""]
 
 
-def test_a_file_without_a_label(register: Register, tmp_path: pathlib.Path) -> None:
+def test_a_file_without_a_label(register: Register, tmp_path: Path) -> None:
     write(tmp_path / "a.tar", "0.jpg", "1.jpg")
     write(tmp_path / "b.tar", "2.jpg", "2.cls")
     columns = {"image": "jpg", "label": ["cls", "txt"]}
@@ -89,7 +89,7 @@ def test_a_file_without_a_label(register: Register, tmp_path: pathlib.Path) -> N
 
 
 def test_a_column_that_all_samples_have_can_be_read_alone(
-    register: Register, tmp_path: pathlib.Path
+    register: Register, tmp_path: Path
 ) -> None:
     write(tmp_path / "a.tar", "0.cls", "0.jpg", "1.jpg", "2.jpg", "2.txt")
     write(tmp_path / "b.tar", "3.jpg")
@@ -127,7 +127,7 @@ def test_a_column_that_all_samples_have_can_be_read_alone(
     ],
 )
 def test_members_that_make_no_samples_are_refused(
-    register: Register, tmp_path: pathlib.Path, names: list[str], said: str
+    register: Register, tmp_path: Path, names: list[str], said: str
 ) -> None:
     """Where webdataset refuses them, too, or would read something else than is meant."""
     path = tmp_path / "a.tar"
@@ -141,7 +141,7 @@ def test_members_that_make_no_samples_are_refused(
 
 
 def test_names_with_dots_are_one_record_with_a_warning(
-    register: Register, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+    register: Register, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for shard in range(2):
         write(tmp_path / f"{shard}.tar", *(f"img.v1.{n:06}.jpg" for n in range(100)))
@@ -167,7 +167,7 @@ def test_names_with_dots_are_one_record_with_a_warning(
 
 
 def test_links_and_hidden_files_in_a_tar_are_left_out_with_a_warning(
-    register: Register, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+    register: Register, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "a.tar"
     write(path, "d/._0.a", "d/0.a", "d/.DS_Store", "d/1.a", "._d", "__x__/2.a")
@@ -184,7 +184,7 @@ def test_links_and_hidden_files_in_a_tar_are_left_out_with_a_warning(
 
 
 def test_an_index_of_an_earlier_version_is_read_and_made_again(
-    register: Register, tmp_path: pathlib.Path
+    register: Register, tmp_path: Path
 ) -> None:
     """It does not say which extensions there are."""
     path, index = tmp_path / "a.tar", tmp_path / "a.tar.forebay-index"
@@ -203,7 +203,7 @@ def test_an_index_of_an_earlier_version_is_read_and_made_again(
 
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_samples_that_lack_a_column_can_be_left_out(
-    register: Register, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, shuffled: bool
+    register: Register, tmp_path: Path, caplog: pytest.LogCaptureFixture, shuffled: bool
 ) -> None:
     """They are no records, so that the others have numbers, and their count is known."""
     expected = []
@@ -274,7 +274,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize(("header", "said"), [*HOSTILE.values()], ids=[*HOSTILE])
 def test_headers_that_take_much_are_refused(
-    register: Register, tmp_path: pathlib.Path, header: bytes, said: str
+    register: Register, tmp_path: Path, header: bytes, said: str
 ) -> None:
     path = tmp_path / "a.tar"
     write(path, "0.jpg", "1.jpg")
@@ -291,7 +291,7 @@ def test_headers_that_take_much_are_refused(
         tracemalloc.stop()
 
 
-def test_names_of_slashes_take_no_time(register: Register, tmp_path: pathlib.Path) -> None:
+def test_names_of_slashes_take_no_time(register: Register, tmp_path: Path) -> None:
     """They took a time that grew with the square, here of minutes altogether."""
     path = tmp_path / "a.tar"
     names = ["/" * 60_000 + str(number) for number in range(100)]

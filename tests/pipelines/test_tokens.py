@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pathlib
 import re
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ from ..record_files import MEGATRON_DTYPES, Register, all_records, records, writ
 
 
 @pytest.mark.parametrize("dtype", MEGATRON_DTYPES)
-def test_megatrons_dtypes(register: Register, tmp_path: pathlib.Path, dtype: str) -> None:
+def test_megatrons_dtypes(register: Register, tmp_path: Path, dtype: str) -> None:
     write_megatron(tmp_path / "a", [[1, 2], [], [3]], dtype)
     found = all_records(register(tmp_path / "a.bin", format="tokens"))
     assert [one.tolist() for one in found] == [[1, 2], [], [3]]
@@ -29,7 +29,7 @@ def test_megatrons_dtypes(register: Register, tmp_path: pathlib.Path, dtype: str
 
 
 def test_tokens_behind_the_last_window_are_counted(
-    register: Register, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+    register: Register, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number, count in enumerate((11, 4, 3)):
         np.arange(count, dtype=np.uint16).tofile(tmp_path / f"{number}.bin")
@@ -42,7 +42,7 @@ def test_tokens_behind_the_last_window_are_counted(
 
 
 def test_documents_may_lack_their_end_and_have_an_index_for_each_token(
-    register: Register, tmp_path: pathlib.Path
+    register: Register, tmp_path: Path
 ) -> None:
     tokens = np.array([5, 0, 0, 7, 8], np.uint16)
     tokens.tofile(tmp_path / "a.bin")
@@ -58,7 +58,7 @@ def test_documents_may_lack_their_end_and_have_an_index_for_each_token(
 
 
 @pytest.mark.parametrize("dtype", ["<i4", ">i4", "<f2", "bool", "<u8"])
-def test_arrays_of_numpy(register: Register, tmp_path: pathlib.Path, dtype: str) -> None:
+def test_arrays_of_numpy(register: Register, tmp_path: Path, dtype: str) -> None:
     rows = np.arange(12).reshape(4, 3).astype(dtype)
     np.save(tmp_path / "rows.npy", rows)
     np.save(tmp_path / "flat.npy", rows.ravel())
@@ -72,7 +72,7 @@ def test_arrays_of_numpy(register: Register, tmp_path: pathlib.Path, dtype: str)
     assert [one.tolist() for one in all_records(windows)] == wanted
 
 
-def test_large_files_in_blocks(register: Register, tmp_path: pathlib.Path) -> None:
+def test_large_files_in_blocks(register: Register, tmp_path: Path) -> None:
     tokens = np.random.default_rng(1).integers(0, 1 << 16, 5 << 20, np.uint16)
     tokens.tofile(tmp_path / "a.bin")
     request = register(tmp_path / "a.bin", tokens={"dtype": "uint16", "window": 2049})
@@ -88,7 +88,7 @@ def test_large_files_in_blocks(register: Register, tmp_path: pathlib.Path) -> No
 
 
 def test_a_directory_is_searched_only_for_a_named_format(
-    register: Register, tmp_path: pathlib.Path
+    register: Register, tmp_path: Path
 ) -> None:
     write_megatron(tmp_path / "a", [[1, 2]], "int32")
     with pytest.raises(ForebayError, match="has no files here"):
@@ -96,7 +96,7 @@ def test_a_directory_is_searched_only_for_a_named_format(
     assert [one.tolist() for one in all_records(register(tmp_path, format="tokens"))] == [[1, 2]]
 
 
-def test_an_index_that_is_changed_is_refused(register: Register, tmp_path: pathlib.Path) -> None:
+def test_an_index_that_is_changed_is_refused(register: Register, tmp_path: Path) -> None:
     """The tokens are the same, and so is the number of sequences."""
     write_megatron(tmp_path / "a", [[1, 2], [3, 4, 5]], "uint16")
     requests = [
@@ -117,7 +117,7 @@ def test_an_index_that_is_changed_is_refused(register: Register, tmp_path: pathl
 
 
 def test_an_index_that_was_registered_without_its_fingerprint(
-    register: Register, tmp_path: pathlib.Path
+    register: Register, tmp_path: Path
 ) -> None:
     write_megatron(tmp_path / "a", [[1, 2], [3, 4, 5]], "uint16")
     request = register(tmp_path / "a.bin", format="tokens")
@@ -139,7 +139,7 @@ def test_an_index_that_was_registered_without_its_fingerprint(
     assert re.fullmatch(said.format(".* bytes .*", ".* bytes .*"), both)
 
 
-def test_what_is_wrong_is_named(register: Register, tmp_path: pathlib.Path) -> None:
+def test_what_is_wrong_is_named(register: Register, tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     write_megatron(tmp_path / "a", [[1, 2], [3, 4, 5]], "uint16")
     whole, index = path.read_bytes(), path.with_suffix(".idx").read_bytes()

@@ -6,8 +6,8 @@ Its argument is the folder of a prepared data set of TensorFlow Datasets.
 from __future__ import annotations
 
 import hashlib
-import pathlib
 import sys
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -140,7 +140,7 @@ if __name__ == "__main__":
         printed(function.__name__, numbers.map(function))
     printed("grouped", grouped(numbers))
     with mock.patch.object(tfds, "registered") as sent:
-        tfds.register_tfds("localhost:1", prepared(pathlib.Path(sys.argv[1])))
+        tfds.register_tfds("localhost:1", prepared(Path(sys.argv[1])))
     print("TFDS", fingerprint(sent.call_args.args[1].graph))
     elements = beam.Pipeline() | beam.Create([1, 2]) | beam.ParDo(Looked(set(NAMES)))
     chain = beam_dataset(elements | beam.Filter(lambda found: found.keys() - NAMES))

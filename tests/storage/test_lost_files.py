@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import pathlib
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -17,14 +17,14 @@ from .. import forks
 from .stops import stopped
 
 
-def write(directory: pathlib.Path, records: int, *, segment_bytes: int = 64 << 20) -> None:
+def write(directory: Path, records: int, *, segment_bytes: int = 64 << 20) -> None:
     writer = FileStorage(directory, segment_bytes).open_writer("test")
     for number in range(records):
         writer.append([b"%d" % number])
     writer.close()
 
 
-def listing(directory: pathlib.Path) -> dict[str, bytes | None]:
+def listing(directory: Path) -> dict[str, bytes | None]:
     """All but what says who has looked at it last."""
     return {
         str(path.relative_to(directory)): path.read_bytes() if path.is_file() else None
@@ -33,20 +33,20 @@ def listing(directory: pathlib.Path) -> dict[str, bytes | None]:
     }
 
 
-def delete(path: pathlib.Path) -> None:
+def delete(path: Path) -> None:
     path.unlink()
 
 
-def empty(path: pathlib.Path) -> None:
+def empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
-def halve(path: pathlib.Path) -> None:
+def halve(path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
 
 
-def fill_with_zeros(path: pathlib.Path) -> None:
+def fill_with_zeros(path: Path) -> None:
     path.write_bytes(bytes(path.stat().st_size))
 
 
@@ -55,7 +55,7 @@ DAMAGES = pytest.mark.parametrize("damage", [delete, empty, fill_with_zeros])
 
 @pytest.mark.parametrize("damage", [delete, empty, halve, fill_with_zeros])
 def test_a_log_that_is_shorter_than_when_the_last_term_began(
-    tmp_path: pathlib.Path, damage: Callable[[pathlib.Path], None]
+    tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     write(tmp_path, 20)
     write(tmp_path, 1)
@@ -68,7 +68,7 @@ def test_a_log_that_is_shorter_than_when_the_last_term_began(
 @DAMAGES
 @pytest.mark.parametrize("records", [1, 3, 20])
 def test_the_last_segment_of_a_first_term(
-    tmp_path: pathlib.Path, records: int, damage: Callable[[pathlib.Path], None]
+    tmp_path: Path, records: int, damage: Callable[[Path], None]
 ) -> None:
     write(tmp_path, records, segment_bytes=100)  # three records
     damage(max((tmp_path / "segments").iterdir()))
@@ -83,7 +83,7 @@ def test_the_last_segment_of_a_first_term(
 
 @DAMAGES
 def test_a_log_of_which_only_datasets_are_left(
-    tmp_path: pathlib.Path, damage: Callable[[pathlib.Path], None]
+    tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     """As a version left it that noted in TERM only what there was as the term began."""
     writer = FileStorage(tmp_path).open_writer("test")
@@ -100,14 +100,14 @@ def test_a_log_of_which_only_datasets_are_left(
     storage.open_writer("test").close()
 
 
-def first_start(directory: pathlib.Path) -> Writer:
+def first_start(directory: Path) -> Writer:
     writer = FileStorage(directory).open_writer("test")
     elected = LeaderElected(term=writer.term, journal_id="j")
     writer.append([encode(Event(time_ms=1, leader_elected=elected))])
     return writer
 
 
-def start_until_one_ends(parent: pathlib.Path) -> None:
+def start_until_one_ends(parent: Path) -> None:
     """A first start in each of the directories 1, 2, …: a process that ends at its n-th system
     call, up to one that gets to its end. Forks, and so belongs into a process without threads."""
     number, killed = 0, True
@@ -122,7 +122,7 @@ def start_until_one_ends(parent: pathlib.Path) -> None:
         killed = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
 
 
-def test_a_first_start_that_was_killed_at_any_moment_starts_again(tmp_path: pathlib.Path) -> None:
+def test_a_first_start_that_was_killed_at_any_moment_starts_again(tmp_path: Path) -> None:
     starts = f"import os, sys, pathlib; sys.path.insert(0, os.getcwd()); from {__name__} import *; "
     starts += f"start_until_one_ends(pathlib.Path({str(tmp_path)!r}))"
     ended = forks.run(["-c", starts], imports=forks.DISPATCHER)
@@ -139,7 +139,7 @@ def test_a_first_start_that_was_killed_at_any_moment_starts_again(tmp_path: path
 
 
 def test_a_start_that_is_to_find_a_journal_leaves_half_a_first_append_as_it_is(
-    tmp_path: pathlib.Path,
+    tmp_path: Path,
 ) -> None:
     first_start(tmp_path).close()
     (tmp_path / "TERM").write_text("1 0 2000\n")  # as it was until the append was done
@@ -147,7 +147,7 @@ def test_a_start_that_is_to_find_a_journal_leaves_half_a_first_append_as_it_is(
     assert not holds_anything(FileStorage(tmp_path))
 
 
-def test_an_empty_log_is_said(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_empty_log_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path, 0)
     assert not caplog.messages
     write(tmp_path, 0)

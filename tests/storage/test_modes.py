@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import stat
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +14,7 @@ from forebay.storage.errors import StorageUnusable
 from forebay.storage.local import durable
 
 
-def test_nobody_else_reads_it_whatever_the_umask_is(tmp_path: pathlib.Path) -> None:
+def test_nobody_else_reads_it_whatever_the_umask_is(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         with closing(open_storage(str(tmp_path / "a" / "journal"))) as storage:
@@ -29,7 +29,7 @@ def test_nobody_else_reads_it_whatever_the_umask_is(tmp_path: pathlib.Path) -> N
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
-def test_what_root_writes_is_the_directorys_owners(tmp_path: pathlib.Path) -> None:
+def test_what_root_writes_is_the_directorys_owners(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     path.mkdir()
     os.chown(path, 4711, 4712)
@@ -41,7 +41,7 @@ def test_what_root_writes_is_the_directorys_owners(tmp_path: pathlib.Path) -> No
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
-def test_root_writes_to_nothing_that_the_owner_links_to(tmp_path: pathlib.Path) -> None:
+def test_root_writes_to_nothing_that_the_owner_links_to(tmp_path: Path) -> None:
     path, precious = tmp_path / "journal", tmp_path / "precious"
     precious.write_text("precious")
     open_storage(str(path)).open_writer("me").close()
@@ -55,7 +55,7 @@ def test_root_writes_to_nothing_that_the_owner_links_to(tmp_path: pathlib.Path) 
 
 
 def test_a_directory_that_others_may_write_to_is_refused(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "journal"
     path.mkdir()

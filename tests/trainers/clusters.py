@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pathlib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..forks import Fork
@@ -26,9 +26,7 @@ def tf_config(cluster: Cluster, kind: str, index: int, **task: Any) -> Iterator[
         del os.environ["TF_CONFIG"]
 
 
-def start(
-    program: str | pathlib.Path, cluster: Cluster, kind: str, index: int, *arguments: object
-) -> Fork:
+def start(program: str | Path, cluster: Cluster, kind: str, index: int, *arguments: object) -> Fork:
     """The task of that cluster; its output is to be read, its errors are this process's. The
     program is code, or a file of it."""
     code = ["-c", program] if isinstance(program, str) else [str(program)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pathlib
+from pathlib import Path
 from typing import Any
 
 HALVES = [[[0, 1], [2, 3], [4, 5]], [[6, 7], [8, 9], [10, 11]]]
@@ -39,7 +39,7 @@ def with_policy(dataset, name):
 """
 
 
-def write_files(directory: pathlib.Path) -> None:
+def write_files(directory: Path) -> None:
     """Those of the table, a number a line."""
     for first, last in ((0, 5), (6, 11), (0, 11), (6, 8)):
         lines = "".join(f"{i}\n" for i in range(first, last + 1))

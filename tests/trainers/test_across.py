@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import pathlib
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,7 +48,7 @@ print(*[element for batch in batches for element in batch])
 """
 
 
-def test_a_cluster_reads_what_its_chief_has_registered(tmp_path: pathlib.Path) -> None:
+def test_a_cluster_reads_what_its_chief_has_registered(tmp_path: Path) -> None:
     cluster = {"chief": ["c:1"], "worker": ["w:1"]}
     with DispatcherProcess(tmp_path) as dispatcher, WorkerProcess(dispatcher.address):
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -311,7 +311,7 @@ exit_with(7)
 """
 
 
-def test_a_process_that_is_killed_in_the_end_has_flushed_its_output(tmp_path: pathlib.Path) -> None:
+def test_a_process_that_is_killed_in_the_end_has_flushed_its_output(tmp_path: Path) -> None:
     file = tmp_path / "written"
     done = subprocess.run([sys.executable, "-c", ENDS, file], check=False, capture_output=True)
     assert (done.returncode, done.stderr, file.read_text()) == (7, b"", "a line")

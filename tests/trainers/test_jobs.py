@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import pathlib
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -74,7 +74,7 @@ def test_a_length_is_that_of_a_process_alone(target: str) -> None:
             other.length(None, drop_remainder=False)
 
 
-def test_files_have_a_length_before_their_first_epoch(target: str, tmp_path: pathlib.Path) -> None:
+def test_files_have_a_length_before_their_first_epoch(target: str, tmp_path: Path) -> None:
     path = tmp_path / "a.tfrecord"
     path.write_bytes(frame(b"x") * 10)
     dataset_id = service.register_files(target, path)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import collections
 import json
-import pathlib
 import random
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,7 +99,7 @@ os._exit(0)
 """
 
 
-def started(program: str, number: int, target: str, directory: pathlib.Path, *more: str) -> Any:
+def started(program: str, number: int, target: str, directory: Path, *more: str) -> Any:
     file = directory / f"{number}.py"  # whose loops AutoGraph reads
     file.write_text(program)
     cluster = {"worker": [f"127.0.0.1:{free_port()}" for _ in range(number)]}
@@ -483,7 +483,7 @@ os._exit(0)
 
 @pytest.mark.timeout(240)
 def test_two_processes_are_killed_and_three_go_on_at_the_chief_s_checkpoint(
-    target: str, tmp_path: pathlib.Path
+    target: str, tmp_path: Path
 ) -> None:
     """In each step they see what an undisturbed training sees."""
     killed_at = random.randint(5, 45)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pathlib
+from pathlib import Path
 
 from .. import forks
 
@@ -151,7 +151,7 @@ print("done")
 """
 
 
-def test_replicas_in_one_process(target: str, tmp_path: pathlib.Path) -> None:
+def test_replicas_in_one_process(target: str, tmp_path: Path) -> None:
     program = tmp_path / "trainer.py"  # whose loops AutoGraph reads
     program.write_text(REPLICAS)
     run = forks.run([str(program), target], timeout_s=100)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import pathlib
+from pathlib import Path
 
 from forebay.service.worker.host import HostWatch
 
 MEMORY = "MemTotal: 8000 kB\nMemFree: 100 kB\nMemAvailable: 6000 kB\nHugePages_Total: 0\n"
 
 
-def test_the_share_of_the_time_since_the_last_look_and_the_memory(tmp_path: pathlib.Path) -> None:
+def test_the_share_of_the_time_since_the_last_look_and_the_memory(tmp_path: Path) -> None:
     def spend(user: int, idle: int, waits_for_disk: int = 0) -> None:
         line = f"cpu  {user} 0 0 {idle} {waits_for_disk} 0 0 0 0 0\ncpu0 1 1 1 1\n"
         (tmp_path / "stat").write_text(line)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import pathlib
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,7 +49,7 @@ graph = functools.cache(graph_of)  # so that what is traced serves all saves of 
 class Cluster(Given):
     """A save to a directory, and a dispatcher to call."""
 
-    def __init__(self, path: pathlib.Path, dataset: Any, compression: str = "SNAPPY") -> None:
+    def __init__(self, path: Path, dataset: Any, compression: str = "SNAPPY") -> None:
         super().__init__()
         self.path = str(path)
         metadata = tf_service_pb2.DistributedSnapshotMetadata(
@@ -137,7 +137,7 @@ POINTS = ["before a commit", "after a commit", "after it is in place", "before t
 
 @pytest.mark.parametrize("point", POINTS)
 def test_the_next_writer_of_a_stream_continues_where_the_last_one_was_killed(
-    point: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed = Cluster(tmp_path / "killed", numbers())
     killed.die_at = point
@@ -164,9 +164,7 @@ def test_the_next_writer_of_a_stream_continues_where_the_last_one_was_killed(
     assert len({drawn for _, drawn in loaded}) == SIZE
 
 
-def test_a_writer_that_was_given_up_before_it_began_deletes_no_chunk(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_a_writer_that_was_given_up_before_it_began_deletes_no_chunk(tmp_path: Path) -> None:
     """The old writer begins after its successor wrote a chunk and before it committed that."""
     cluster = Cluster(tmp_path / "save", numbers())
     paused = [cluster.writer(1)]
@@ -181,13 +179,11 @@ def test_a_writer_that_was_given_up_before_it_began_deletes_no_chunk(
     cluster.writer(2).run()
     assert not paused
     assert sorted(int(x) for x, _ in cluster.loaded()) == list(range(SIZE))
-    stream = pathlib.Path(cluster.path, "streams", "stream_0")
+    stream = Path(cluster.path, "streams", "stream_0")
     assert not [path for path in stream.rglob("chunk_*") if "CHUNK" in path.name]
 
 
-def test_a_stream_that_is_assigned_to_a_writer_again_has_each_element_once(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_a_stream_that_is_assigned_to_a_writer_again_has_each_element_once(tmp_path: Path) -> None:
     """Worker 1 is paused before its second commit. Worker 2 commits one chunk, and is killed."""
     cluster = Cluster(tmp_path / "save", numbers())
     paused = cluster.writer(1)
@@ -230,7 +226,7 @@ def test_a_worker_writes_what_is_listed_until_it_drains(monkeypatch: pytest.Monk
 
 
 def test_a_list_of_some_streams_ends_no_writer_and_a_cancelled_one_commits_nothing(
-    tmp_path: pathlib.Path,
+    tmp_path: Path,
 ) -> None:
     """Else its successor under the same assignment would commit the same chunk once more."""
     cluster = Cluster(tmp_path / "save", numbers())
@@ -260,7 +256,7 @@ def test_a_list_of_some_streams_ends_no_writer_and_a_cancelled_one_commits_nothi
     assert cluster.state.saves[cluster.save_id].streams[0].chunks == 0
 
 
-def test_a_writer_that_drains_commits_what_it_has(tmp_path: pathlib.Path) -> None:
+def test_a_writer_that_drains_commits_what_it_has(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "save", numbers())
     worker_id, whole = cluster.worker(1), WorkerOptions(dispatcher="h:1")
     cluster.when(c.AssignStream(worker_id=worker_id, most=1))
@@ -289,7 +285,7 @@ def flat(element: Any) -> list[Any]:
     return [x if isinstance(x, bytes) else (x.shape, x.tolist()) for x in tensors]
 
 
-def test_load_gets_what_was_saved(tmp_path: pathlib.Path) -> None:
+def test_load_gets_what_was_saved(tmp_path: Path) -> None:
     dataset = tf.data.Dataset.from_tensor_slices(tf.range(SIZE)).map(elements)
     for compression in ("SNAPPY", "GZIP", ""):
         cluster = Cluster(tmp_path / f"save{compression}", dataset, compression)
@@ -302,7 +298,7 @@ def test_load_gets_what_was_saved(tmp_path: pathlib.Path) -> None:
         assert list(map(flat, loaded)) == list(map(flat, dataset))
 
 
-def test_an_error_of_the_pipeline_ends_the_save(tmp_path: pathlib.Path) -> None:
+def test_an_error_of_the_pipeline_ends_the_save(tmp_path: Path) -> None:
     dataset = tf.data.Dataset.from_tensor_slices(tf.range(SIZE)).map(
         lambda x: tf.debugging.check_numerics(1 / (x - 5), "it is infinite")
     )
@@ -314,7 +310,7 @@ def test_an_error_of_the_pipeline_ends_the_save(tmp_path: pathlib.Path) -> None:
 
 
 def test_an_error_of_the_file_system_ends_the_save_but_not_the_worker(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full, gone = (Cluster(tmp_path / name, numbers()) for name in ("full", "gone"))
     os.unlink(f"{gone.path}/dataset_def.proto")
@@ -335,7 +331,7 @@ def test_an_error_of_the_file_system_ends_the_save_but_not_the_worker(
         assert said in ended.message
 
 
-def test_a_cancelled_writer_reports_no_error(tmp_path: pathlib.Path) -> None:
+def test_a_cancelled_writer_reports_no_error(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "save", numbers())
     writer = cluster.writer(1)
     writer.cancel()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import pathlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -74,7 +74,7 @@ def test_a_task_that_cannot_be_made_is_retried_and_can_be_cancelled(
     worker.stop()
 
 
-def test_a_task_keeps_only_its_own_part_of_the_message(tmp_path: pathlib.Path) -> None:
+def test_a_task_keeps_only_its_own_part_of_the_message(tmp_path: Path) -> None:
     """A part of a protobuf message keeps the whole message: 1,000 tasks would keep 1,000 lists."""
     worker = Worker(WorkerOptions(dispatcher="127.0.0.1:1"))
     response = pb.WorkerHeartbeatResponse(worker_id=1)
