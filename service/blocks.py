@@ -20,8 +20,6 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from operator import itemgetter
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -474,30 +472,33 @@ def _merged(
     arrays = [v for v in values if not isinstance(v, Strings)]
     stacked = all(part.shapes is None for part in parts)
     of_one_shape = stacked and len({array.shape[1:] for array in arrays}) == 1
-    is_large = sum(array.nbytes for array in arrays) >= count * row_bytes
-    if arrays and is_large and not (stacks and of_one_shape):
-        numbers = chain(*(at.tolist() for at in places))
-        rows = zip(numbers, chain(*(part.elements() for part in parts)), strict=True)
-        return Rows([row for _, row in sorted(rows, key=itemgetter(0))])
+    size = sum(array.nbytes for array in arrays)
+    if arrays and size >= count * row_bytes and not (stacks and of_one_shape):
+        return Rows(_elements_at(parts, places))
+    if of_one_shape and arrays[0].itemsize * count < size < 128 * count:
+        # Short rows are faster read at distances than written.
+        return Component(np.concatenate(arrays).take(_order_of(places), axis=0))
     if of_one_shape:
         found = np.empty((count, *arrays[0].shape[1:]), arrays[0].dtype)
         for array, at in zip(arrays, places, strict=True):
-            found[_as_slice(at)] = array
+            found[at] = array
         return Component(found)
     if stacked and not arrays and parts[0].rank == 0:
-        texts = np.empty(count, object)
-        for part, at in zip(parts, places, strict=True):
-            texts[_as_slice(at)] = [*part.elements()]
-        return Component(Texts(texts.tolist()))
-    return _in_order(_joined(parts), np.argsort(np.concatenate(places), kind="stable"))
+        return Component(Texts(_elements_at(parts, places)))
+    return _in_order(_joined(parts), _order_of(places))
 
 
-def _as_slice(at: Array) -> Any:
-    """These indexes as a slice, if they are at equal distances: that is faster."""
-    if len(at) < 2:
-        return at
-    step = int(at[1] - at[0])
-    return slice(int(at[0]), int(at[-1]) + 1, step) if (np.diff(at) == step).all() else at
+def _elements_at(parts: Sequence[Component], places: Sequence[Array]) -> list[Any]:
+    elements = [element for part in parts for element in part.elements()]
+    return [*map(elements.__getitem__, _order_of(places).tolist())]
+
+
+def _order_of(places: Sequence[Array]) -> Array:
+    """Of each place, where its element is in the parts."""
+    at = np.concatenate(places)
+    order = np.empty_like(at)
+    order[at] = np.arange(len(at))
+    return order
 
 
 def _in_order(component: Component, order: Array) -> Component:

@@ -48,6 +48,9 @@ POOL_BYTES = 64 << 20
 given. LEAST_SLABS are allowed however large."""
 
 LEAST_SLABS = 3
+LEAST_BYTES = POOL_BYTES // MAX_SLABS
+"""Of a slab for a large payload: what was never written takes no memory."""
+
 MOST_TIMES = 4
 """A payload gets a free slab of more than so many times its size only if none may be added."""
 
@@ -163,14 +166,16 @@ class Lender:
         free = sorted(self._free, key=lambda slab: slabs[slab].size)
         fit = next((slab for slab in free if slabs[slab].size >= size), None)
         if fit is None or slabs[fit].size > MOST_TIMES * size:
-            new = self._number_for(size)
-            if fit is None and self._number_for(size, without=free) is not None:
+            unit = 1 << max(0, size.bit_length() - 4)  # one for sizes that differ a little
+            room = size if size < SHARED_BYTES else max(LEAST_BYTES, -(-size // unit) * unit)
+            new = self._number_for(room)
+            if fit is None and self._number_for(room, without=free) is not None:
                 while new is None:  # in place of those that are too small
                     self._free.remove(slab := free.pop(0))
                     del slabs[slab]
-                    new = self._number_for(size)
+                    new = self._number_for(room)
             if new is not None:
-                descriptor, slabs[new] = new_slab(size)
+                descriptor, slabs[new] = new_slab(room)
                 return Lent(new, descriptor)
         if fit is None:
             return None

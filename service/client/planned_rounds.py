@@ -61,7 +61,8 @@ class PlannedRounds:
             if last > self.round + 1:
                 return self.plan((self.round + 1 + last) // 2, most, most_places)
             end = int(part[-1]) + 1
-        first_indexes = {place: self.index_at(place) for place in _distinct(places[planned:end])}
+        ends = _ends(places[planned:end], indexes[planned:end])
+        first_indexes = {place: self.index_at(place) for place in ends}
         self.next = before + end
         is_whole = end == len(places)
         if is_whole:
@@ -69,7 +70,7 @@ class PlannedRounds:
             self._partly.clear()
             self._dealt = None
         else:
-            self._partly |= _ends(places[planned:end], indexes[planned:end])
+            self._partly |= ends
         return PlannedPart(
             places[part], indexes[part], before + part, first_indexes,
             None if is_whole else len(places),
@@ -85,15 +86,9 @@ class PlannedRounds:
         return self._dealt[1]
 
 
-def _distinct(places: Ints) -> set[int]:
-    """These places, each once."""
-    changed = places[1:] != places[:-1]
-    return {*places[:1].tolist(), *places[1:][changed].tolist()}
-
-
 def _until_place(places: Ints, most: int) -> int:
     """How many of these there are before the first one that would be the place number `most`."""
-    if len(places) <= most:
+    if len(places) <= most or places.max() - places.min() < most:
         return len(places)
     firsts = np.unique(places, return_index=True)[1]
     return len(places) if len(firsts) <= most else int(np.partition(firsts, most)[most])
@@ -101,4 +96,10 @@ def _until_place(places: Ints, most: int) -> int:
 
 def _ends(places: Ints, indexes: Ints) -> dict[int, int]:
     """By place: the index behind the last one of these elements, which are in order."""
-    return dict(zip(places.tolist(), (indexes + 1).tolist(), strict=True))
+    if not len(places):
+        return {}
+    first = places.min()
+    ends = np.zeros(places.max() - first + 1, np.int64)
+    ends[places - first] = indexes + 1  # of several the last one stays
+    there = np.flatnonzero(ends)
+    return dict(zip((there + first).tolist(), ends[there].tolist(), strict=True))

@@ -81,27 +81,23 @@ class Portions:
         portions are whole batches, each in one array."""
         self._are_batches = deal is not None
         self.elements += len(places)
-        unknown = max(1, len(places) // UNKNOWN_PORTIONS)
         most = LARGE_PORTION_BYTES if self.fit(LARGE_BYTES) == 1 else PORTION_BYTES
-        size = min(self.fit(most) or unknown, MAX_PORTION)
+        size = min(self.fit(most) or max(1, len(places) // UNKNOWN_PORTIONS), MAX_PORTION)
         if deal is not None:
             size = max(1, size // deal.batch_size) * deal.batch_size
-        ends = [
-            *(np.flatnonzero(places[1:] != places[:-1]) + 1).tolist(),
-            len(places),
-        ]  # of stretches
-        start = stretch = 0
+        changes = np.flatnonzero(places[1:] != places[:-1]) + 1
+        ends = np.append(changes, len(places))  # of stretches
+        start = 0
         while start < len(places):
-            if ends[stretch] - start >= size:
-                stop, needs = ends[stretch], [(int(places[start]), _NONE)]
+            stop = int(ends[np.searchsorted(ends, start, "right")])
+            if stop - start >= size:
+                needs = [(int(places[start]), _NONE)]
             else:
                 begun = 0 if deal is None else int(positions[start] - deal.start) % deal.batch_size
                 stop = min(start + size - begun, len(places))
                 needs = [(int(places[start + at[0]]), at) for at in by_place(places[start:stop])]
             self._portions.append(_Portion(positions[start:stop], needs))
             start = stop
-            while stretch < len(ends) and ends[stretch] <= start:
-                stretch += 1
 
     def expect(self, request: Request) -> None:
         """The request brings elements of its place that follow those of the last one."""
@@ -286,7 +282,9 @@ def by_place(places: Ints) -> list[Ints]:
     """Where the elements of each place are, ascending."""
     if not len(places):
         return []
-    order = np.argsort(places, kind="stable")
-    found = places[order]
+    numbers = places - places.min()
+    numbers = numbers.astype(np.min_scalar_type(numbers.max()))  # NumPy sorts these much faster
+    order = np.argsort(numbers, kind="stable")
+    found = numbers[order]
     cuts = np.flatnonzero(found[1:] != found[:-1]) + 1
     return [order[start:stop] for start, stop in pairwise([0, *cuts.tolist(), len(places)])]

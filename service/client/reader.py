@@ -402,8 +402,7 @@ def structure_of(dataset_id: str, definition: ev.DatasetDefinition) -> str:
 
 
 class ElementIterator(EpochIterator):
-    """Iterates over the elements of one epoch; made by `read`. Threads that share it
-    take turns.
+    """Iterates over the elements of one epoch; made by `read`. Threads that share it take turns.
 
     Elements are nested as they were registered: NumPy arrays and scalars (bytes for strings) in
     dicts, tuples and named tuples. Ragged and sparse tensors are named tuples of their parts

@@ -21,6 +21,7 @@ from forebay.service.delivery import FirstComeOutput
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.shared import (
+    LEAST_BYTES,
     LEAST_SLABS,
     MAPPED_BYTES,
     MAX_PASSED,
@@ -321,7 +322,7 @@ def test_what_is_passed_on_again_is_mapped_once_and_not_kept_for_ever() -> None:
         del block, values
         lender.take_back(*consumer.released())
         chain.give_back()
-    assert mapped == [MIB]
+    assert mapped == [LEAST_BYTES]
     size = MAPPED_BYTES // 3
     for number in range(8):
         fresh, other = Chain(), Lender()

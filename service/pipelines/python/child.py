@@ -4,9 +4,7 @@ It has a socket to the worker, which sends
 
     ["setup", bytes, bytes, bytes]           with two descriptors: a file of a structure, a
                                              PythonDataset without its files, and those files, of
-                                             these sizes; and a file of three
-                                             int64: the split and the element that the child is at,
-                                             and the split before which all has been sent
+                                             these sizes; and a file of PROGRESS_BYTES
     ["run", first, count, start, seed, awaited]
                                              run these splits; with a seed, as a bundle. Leave out
                                              the first `start` elements: of the first split, or of
@@ -112,10 +110,11 @@ class FunctionProcess:
             try:
                 match self.sender.told():
                     case ["run", *what]:
-                        self.blocks.linger()
                         self.run(*what)
                     case _:
                         getattr(self._function, "teardown", _nothing)()
+                        if self._files and not (self._files.maps or self._files.batched):
+                            os._exit(0)  # no code of a user's: freeing shared pages copies them
                         sys.exit(0)
                 self.sender.send(["end"])
             except FunctionFailed as failed:
@@ -197,6 +196,7 @@ class FunctionProcess:
             send = self._send_batches if self._files.batched else self._send_records
             return send(self._files, split, start), None
         blocks = self.blocks
+        blocks.linger()
         with blocks.lock:
             self._at[0], self._at[1] = split, 0
         element = 0 if self._files is None else self._files.seek(split, start)

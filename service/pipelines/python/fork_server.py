@@ -60,9 +60,10 @@ _SECRETS = {
 """Of the worker itself. FOREBAY_… variables, too, are kept from all child processes. Others may be
 meant for functions, such as those of a cloud's storage."""
 
-_HASH_SEED = "PYTHONHASHSEED"
-"""It is 0 unless the worker's environment has it. So a set of strings has one order on all workers,
-and a bundle that yields from it the same elements."""
+_DEFAULTS = {"PYTHONHASHSEED": "0", "MIMALLOC_PURGE_DELAY": "-1"}
+"""Unless the worker's environment has them. A set of strings has one order on all workers, and a
+bundle that yields from it the same elements. Arrow's mimalloc keeps free memory: a bundle waits for
+its readers for seconds, and then needs the memory again."""
 
 
 class ForkServer:
@@ -132,7 +133,7 @@ class ForkServer:
                 environment={
                     **{name: "" for name in os.environ if name in _SECRETS},
                     **_ENVIRONMENT,
-                    _HASH_SEED: os.environ.get(_HASH_SEED, "0"),
+                    **{name: os.environ.get(name, value) for name, value in _DEFAULTS.items()},
                 },
                 descriptors=[number],
             )
