@@ -200,5 +200,4 @@ def any_storage(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """
     if request.param == "files":
         return str(tmp_path / "journal")
-    url: str = request.getfixturevalue(f"{request.param}_storage_url")
-    return url
+    return request.getfixturevalue(f"{request.param}_storage_url")

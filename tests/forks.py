@@ -250,8 +250,7 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> list[str]
     os.environ.update(request["environment"])
     sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     os.chdir(request["directory"])
-    arguments: list[str] = request["arguments"]
-    return arguments
+    return request["arguments"]
 
 
 def _run(arguments: list[str]) -> None:

@@ -49,8 +49,7 @@ def status(dispatcher: DispatcherProcess, timeout_s: float = 5) -> dict[str, obj
     with grpc.insecure_channel(dispatcher.address) as channel:
         get = channel.unary_unary("/forebay.v1.Dispatcher/GetStatus", None, None)
         answer: bytes = get(pb.GetStatusRequest().SerializeToString(), timeout=timeout_s)
-    found: dict[str, object] = json.loads(pb.GetStatusResponse.FromString(answer).status)
-    return found
+    return json.loads(pb.GetStatusResponse.FromString(answer).status)
 
 
 def leader_of(dispatcher: DispatcherProcess) -> int | None:

@@ -82,8 +82,7 @@ def configured(command: str, **given: Any) -> ServerOptions:
     """From Python."""
     config: Any = CONFIGS[command]
     given = {config.NAMES.get(name, name): value for name, value in given.items()}
-    options: ServerOptions = config(**given).options()
-    return options
+    return config(**given).options()
 
 
 @pytest.mark.parametrize(("command", "declared"), CASES)

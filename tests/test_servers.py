@@ -91,8 +91,7 @@ def status(dispatcher: service.DispatchServer) -> dict[str, Any]:
     client = DispatcherClient(dispatcher.target)
     answer = client.call(pb.GetStatusRequest(), pb.GetStatusResponse)
     client.close()
-    found: dict[str, Any] = json.loads(answer.status)
-    return found
+    return json.loads(answer.status)
 
 
 def num_tasks(worker: service.WorkerServer) -> int:
@@ -101,8 +100,7 @@ def num_tasks(worker: service.WorkerServer) -> int:
 
 
 def jobs(dispatcher: service.DispatchServer) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = status(dispatcher)["jobs"]
-    return found
+    return status(dispatcher)["jobs"]
 
 
 def datasets_read(dispatcher: service.DispatchServer) -> list[str]:

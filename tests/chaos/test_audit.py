@@ -66,10 +66,9 @@ class Run:
 
     def register(self, number: int) -> int:
         address = f"w{number}:1"
-        worker: int = self.do(
+        return self.do(
             c.RegisterWorker(address=address, uid=number + 1, tags=(f"worker{number}.1",))
         )
-        return worker
 
     def lease(self, worker: int, first: int, count: int, in_pass: int = 0) -> int:
         task = self.tasks[worker]

@@ -66,10 +66,7 @@ class Cluster:
         return answer
 
     def join(self, order: ev.OrderSpec, **how: Any) -> ev.ConsumerJoined:
-        joined: ev.ConsumerJoined = self.do(
-            c.JoinJob(dataset_id="d", name="j", sharding=ev.OFF, order=order, **how)
-        )
-        return joined
+        return self.do(c.JoinJob(dataset_id="d", name="j", sharding=ev.OFF, order=order, **how))
 
     def histories(self, cut: int = 0) -> Any:
         """Of the journal, or of what is left if all before the event `cut` was removed."""

@@ -53,8 +53,7 @@ class Dispatcher:
             if request.version and closed is not None:
                 closed.wait()
             return pb.ConsumerHeartbeatResponse(version=1, finished=True)
-        response: Message = getattr(pb, type(request).__name__.replace("Request", "Response"))()
-        return response
+        return getattr(pb, type(request).__name__.replace("Request", "Response"))()
 
 
 @pytest.fixture

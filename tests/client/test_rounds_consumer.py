@@ -36,8 +36,7 @@ def says(
 
 
 def numbers(block: Block) -> list[int]:
-    values: list[int] = np.asarray(block.components[0].values).tolist()
-    return values
+    return np.asarray(block.components[0].values).tolist()
 
 
 def test_a_consumer_that_never_waits_keeps_no_taken_elements(consumer: Consumer) -> None:

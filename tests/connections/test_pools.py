@@ -128,8 +128,7 @@ class Thief:
         beat = pb.WorkerHeartbeatRequest(
             address=address, uid=uid, transfer_servers=[server], **fields
         )
-        answer: pb.WorkerHeartbeatResponse = self.call(beat)
-        return answer
+        return self.call(beat)
 
 
 def joined(target: str, dataset_id: str, name: str, **how: Any) -> pb.JoinIterationResponse:

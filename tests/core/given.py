@@ -51,21 +51,20 @@ class Given:
 
     def iteration(self, name: str = "", dataset_id: str = "d") -> ev.ConsumerJoined:
         job_id = self.when(c.GetOrCreateJob(dataset_id=dataset_id, name=name, sharding=ev.DYNAMIC))
-        joined: ev.ConsumerJoined = self.when(c.JoinIteration(job_id=job_id, epoch=0))
-        return joined
+        return self.when(c.JoinIteration(job_id=job_id, epoch=0))
 
     def worker(self, number: int, stock: bool = False, draining: bool = False) -> int:
         registered = c.RegisterWorker(
             address=f"w:{number}", uid=number, stock=stock, draining=draining
         )
-        worker_id: int = self.when(registered)
-        return worker_id
+        return self.when(registered)
 
     def task_of(self, worker_id: int) -> int:
         return max(self.state.workers[worker_id].tasks)
 
-    def lease(self, task_id: int, want: int, pass_number: int = 0) -> ev.SplitsLeased | None:
-        lease: ev.SplitsLeased = self.when(
+    def lease(self, task_id: int, want: int, pass_number: int = 0) -> Any:
+        """Splits; None if there are none."""
+        lease = self.when(
             c.LeaseSplits(task_id=task_id, source=0, pass_number=pass_number, want=want)
         )
         return lease if lease.count else None

@@ -57,8 +57,7 @@ class Cluster:
     def worker(self, uid: int, address: str = "", stock: bool = False) -> int:
         where = address or f"w:{uid}"
         stock = stock or uid == 9
-        worker_id: int = self.do(c.RegisterWorker(address=where, uid=uid, tags=("a",), stock=stock))
-        return worker_id
+        return self.do(c.RegisterWorker(address=where, uid=uid, tags=("a",), stock=stock))
 
     def task(self, worker_id: int) -> int:
         return max(self.state.workers[worker_id].tasks)
@@ -73,17 +72,15 @@ class Cluster:
         command = c.GetOrCreateJob(
             dataset_id=dataset, name=name, sharding=sharding, num_consumers=num_consumers
         )
-        job_id: int = self.do(command)
-        return job_id
+        return self.do(command)
 
     def join(
         self, job_id: int, epoch: int = 0, caller: str = "t", index: int | None = None
     ) -> ev.ConsumerJoined:
         request = (caller, 1 + epoch)
-        joined: ev.ConsumerJoined = self.do(
+        return self.do(
             c.JoinIteration(request=request, job_id=job_id, epoch=epoch, consumer_index=index)
         )
-        return joined
 
     def lease(self, task_id: int, want: int, number: int, pass_number: int = 0, **more: Any) -> Any:
         request = (f"task/{task_id}/0", number)
@@ -311,8 +308,7 @@ def saved(cluster: Cluster) -> None:
         command = c.StartSave(
             path=path, definition=definition, metadata=b"m", prepared=f"{path}.p", is_gone=is_gone
         )
-        save_id: int = do(command).save_id
-        return save_id
+        return do(command).save_id
 
     def assign(worker_id: int) -> None:
         do(c.AssignStream(worker_id=worker_id, most=3))
@@ -436,13 +432,12 @@ def ordered(cluster: Cluster) -> None:
 
     def join(index: int, of: int, start: int, name: str = "ordered") -> ev.ConsumerJoined:
         member = ev.GroupMember(index=index, consumers=of, start_position=start, batch_size=8)
-        joined: ev.ConsumerJoined = cluster.do(
+        return cluster.do(
             c.JoinJob(
                 request=(f"{name} {index} of {of}", 1), dataset_id="plain", name=name,
                 sharding=ev.OFF, order=order, epoch=0, member=member,
             )
         )  # fmt: skip
-        return joined
 
     def learn(joined: ev.ConsumerJoined, **lengths: int) -> None:
         bundles = tuple(int(name[1:]) for name in lengths)
@@ -477,13 +472,12 @@ def claimed(cluster: Cluster) -> None:
     order = ev.OrderSpec(seed=5, shuffle=True, cycle_length=1, block_length=1, claimed=True)
 
     def join(caller: str, epoch: int = 0) -> ev.ConsumerJoined:
-        joined: ev.ConsumerJoined = cluster.do(
+        return cluster.do(
             c.JoinJob(
                 request=(caller, 1), dataset_id="plain", name="claimed", sharding=ev.OFF,
                 order=order, epoch=epoch,
             )
         )  # fmt: skip
-        return joined
 
     def claim(joined: ev.ConsumerJoined, most: int, *done: int, **cursors: int) -> None:
         cluster.do(

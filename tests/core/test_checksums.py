@@ -16,12 +16,11 @@ from .test_lengths import Learning
 class Checking(Learning):
     def check(self, checksums: dict[int, int], job_id: int | None = None) -> list[int]:
         number = self.job_of(self.consumer).job_id if job_id is None else job_id
-        mismatches: list[int] = self.when(
+        return self.when(
             c.CheckBundles(
                 job_id=number, bundles=tuple(checksums), checksums=tuple(checksums.values())
             )
         )
-        return mismatches
 
 
 def test_the_first_checksum_of_a_bundle_is_kept() -> None:

@@ -50,8 +50,7 @@ class Claiming(Given):
             consumer_id=by, most=most, done=tuple(done),
             places=tuple(int(name[1:]) for name in cursors), cursors=tuple(cursors.values()),
         )  # fmt: skip
-        claimed: Claimed = self.when(command)
-        return claimed
+        return self.when(command)
 
     def leave(self, consumer_id: int) -> None:
         self.when(c.LeaveIteration(consumer_id=consumer_id, reason="r"))

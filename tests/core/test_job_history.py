@@ -118,7 +118,6 @@ def test_splits_that_are_leased_twice_are_noticed(first: int, twice: bool) -> No
     given.iteration("j")
     task_id = given.task_of(worker)
     lease = given.lease(task_id, 8)
-    assert lease is not None
     given.hand_back(lease, 3)
     leased = ev.SplitsLeased(
         lease_id=99, iteration_id=lease.iteration_id, task_id=task_id, first=first, count=2
@@ -200,8 +199,7 @@ def test_what_may_be_missing_where_a_worker_was_lost() -> None:
             request=(f"task/{task}/0", number), task_id=task, source=0, pass_number=0, want=5,
             **report,
         )  # fmt: skip
-        lease_id: int = given.when(command).lease_id
-        return lease_id
+        return given.when(command).lease_id
 
     a = lease(1, dropped=2)
     untold = "2 elements that workers had made may have reached nobody, and of 2 the journal does"

@@ -26,8 +26,7 @@ class Learning(Ordered):
         bundles, lengths = zip(*learned, strict=True) if learned else ((), ())
         by = consumer or self.consumer
         command = c.LearnLengths(consumer_id=by.consumer_id, bundles=bundles, lengths=lengths)
-        mismatches: list[int] = self.when(command)
-        return mismatches
+        return self.when(command)
 
     def job_of(self, consumer: Consumer) -> Job:
         return self.state.jobs[self.iteration_of(consumer).job_id]

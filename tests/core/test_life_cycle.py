@@ -82,7 +82,6 @@ def test_a_summary_counts_lost_splits() -> None:
     one, _two = given.worker(1), given.worker(2)
     joined = given.iteration("n")
     lost = given.lease(given.task_of(one), 5)
-    assert lost is not None
     given.when(c.LoseWorker(worker_id=one, reason="killed", left=True))
     (task_id,) = given.state.iterations[joined.iteration_id].tasks
     given.when(c.CompleteTask(task_id=task_id))
@@ -101,8 +100,7 @@ def test_a_summary_counts_lost_splits() -> None:
 
 
 def removable(given: Given, blob: str = "b") -> str:
-    dataset_id: str = given.when(dataset(blob, "same", sources=[ev.SplitSource(count=9)]))
-    return dataset_id
+    return given.when(dataset(blob, "same", sources=[ev.SplitSource(count=9)]))
 
 
 def test_a_dataset_goes_with_its_jobs_and_leaves_its_graph_to_be_deleted() -> None:

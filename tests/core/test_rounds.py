@@ -223,7 +223,6 @@ def test_a_worker_that_comes_to_the_address_goes_on(lost_before: bool) -> None:
     rounds.join()
     task_id, tasks = rounds.task_of(first), list(rounds.read.tasks)
     lease = rounds.lease(task_id, 5)
-    assert lease is not None
     if lost_before:
         rounds.when(c.LoseWorker(worker_id=first, reason="r"))
         assert rounds.then == ["lease_lost", "worker_lost"]
@@ -235,7 +234,7 @@ def test_a_worker_that_comes_to_the_address_goes_on(lost_before: bool) -> None:
     assert rounds.read.tasks == tasks
     assert rounds.task_of(second) == task_id
     assert not rounds.state.leases
-    assert rounds.lease(task_id, 5).first == 5  # type: ignore[union-attr]
+    assert rounds.lease(task_id, 5).first == 5
 
 
 def test_a_worker_that_consumers_cannot_reach_gets_another_task() -> None:
@@ -301,7 +300,7 @@ def test_all_begin_anew_with_a_consumer_that_is_started_again(sharding: int) -> 
     assert rounds.then == ["consumer_joined"]  # which nobody has to make room for
     assert rounds.starting_rounds == [0, 0] and not before & set(rounds.read.all_tasks)
     if sharding == ev.DYNAMIC:
-        assert rounds.lease(rounds.task_of(first), 5).first == 5  # type: ignore[union-attr]
+        assert rounds.lease(rounds.task_of(first), 5).first == 5
 
 
 @pytest.mark.parametrize("sharding", [ev.OFF, ev.DYNAMIC])
@@ -440,13 +439,11 @@ def test_a_worker_that_drains_begins_no_round_that_it_was_to_join() -> None:
     drains, other = rounds.worker(2, stock=False), rounds.worker(3, stock=False)
     pending, begun = rounds.task_of(drains), rounds.task_of(other)
     lease = rounds.lease(pending, 9)
-    assert lease is not None
     rounds.worker(2, stock=False, draining=True)
     assert rounds.then == ["worker_drains", "lease_returned", "task_removed"]
     rounds.restart()
     assert not rounds.state.workers[drains].tasks
     again = rounds.lease(rounds.task_of(stays), 9)
-    assert again is not None
     assert again.first == lease.first
     assert rounds.report(consumer, 0, blocked=0) == [
         "consumer_began", "consumer_blocked", "task_started",

@@ -37,8 +37,7 @@ class ReadSplits(Given):
             request=(skip_caller(task_id), number), task_id=task_id, split=split, element=7,
             reason=reason, limit=limit, records=records,
         )  # fmt: skip
-        answer: bool = self.when(command)
-        return answer
+        return self.when(command)
 
     @property
     def shown(self) -> dict[str, object]:

@@ -21,7 +21,6 @@ def test_splits_handed_back_find_another_task_when_all_others_have_completed() -
     given.iteration()
     mine, other = given.task_of(first), given.task_of(second)
     lease = given.lease(mine, 10)
-    assert lease is not None
     while given.lease(other, 100) is not None:
         pass
     given.when(c.CompleteTask(task_id=other))
@@ -29,7 +28,6 @@ def test_splits_handed_back_find_another_task_when_all_others_have_completed() -
     given.when(c.LoseWorker(worker_id=first, reason="drained"))
     assert given.then == ["worker_lost", "task_created"]
     again = given.lease(given.task_of(second), 10)
-    assert again is not None
     assert again.first == lease.first + lease.count - 4
     while given.lease(given.task_of(second), 10) is not None:
         pass
@@ -75,7 +73,6 @@ def test_a_sweeping_task_ends_the_iteration_whatever_it_left() -> None:
     given.iteration()
     mine, other = given.task_of(first), given.task_of(second)
     lease = given.lease(mine, 10)
-    assert lease is not None
     given.when(c.CompleteTask(task_id=other))  # as with take(n): not all splits were asked for
     given.hand_back(lease, 4)
     given.when(c.LoseWorker(worker_id=first, reason="drained"))
@@ -93,12 +90,10 @@ def test_splits_handed_back_by_the_last_worker_wait_for_the_next_one() -> None:
     given.when(c.CompleteTask(task_id=other))
     given.when(c.LoseWorker(worker_id=second, reason="it said goodbye", left=True))
     lease = given.lease(mine, 10)
-    assert lease is not None
     given.hand_back(lease, 4)
     given.when(c.LoseWorker(worker_id=first, reason="it said goodbye", left=True))
     assert given.then == ["worker_lost"]
     again = given.lease(given.task_of(given.worker(3)), 10)
-    assert again is not None
     assert again.first == lease.first + lease.count - 4
 
 
@@ -109,7 +104,6 @@ def test_the_kept_part_of_a_lease_is_a_lease_until_it_is_begun(earlier: bool) ->
     joined = given.iteration()
     task_id = given.task_of(worker_id)
     lease = given.lease(task_id, 10)
-    assert lease is not None
     if earlier:
         assert given.lease(given.task_of(other), 1, pass_number=1)
     number = (lease_caller(task_id, 0), 2)
@@ -128,7 +122,6 @@ def test_the_kept_part_of_a_lease_is_a_lease_until_it_is_begun(earlier: bool) ->
     assert given.when(back) == kept
     assert not ledger.lost
     again = given.lease(given.task_of(other), 10)
-    assert again is not None
     assert again.first == kept.first + kept.count
     given.when(c.ReturnSplits(task_id=task_id, begun=(kept.lease_id,)))
     assert given.then == ["lease_begun"]
@@ -161,7 +154,6 @@ def test_a_task_that_joins_an_endless_pipeline_late_leases_from_the_current_pass
         while given.lease(task, 100, pass_number) is not None:
             pass
     lease = given.lease(task, 10, pass_number=3)
-    assert lease is not None
     late = given.task_of(given.worker(2))
     ask = c.LeaseSplits(task_id=late, source=0, pass_number=0, want=1, or_later=True)
     got = given.when(ask)
@@ -273,8 +265,7 @@ def test_the_status_shows_who_waits_for_a_save() -> None:
 
     def waits_for() -> str | None:
         (job,) = status(given.state)["jobs"]
-        path: str | None = job["iterations"][0]["sources"][0]["waits_for"]
-        return path
+        return job["iterations"][0]["sources"][0]["waits_for"]
 
     assert waits_for() == "/save"
     find(given, iteration_id, "a")
@@ -290,13 +281,11 @@ def test_a_lease_of_a_source_that_grows_waits_and_what_was_begun_is_known() -> N
     task = max(given.state.tasks)
     find(given, iteration_id, *map(str, range(5_000)))
     lease = given.lease(task, 4_000)
-    assert lease is not None
     assert lease.count == splits.MAX_NAMES
     given, iteration_id = growing()
     task = max(given.state.tasks)
     find(given, iteration_id, "a")
     first = given.lease(task, 1)
-    assert first is not None
     ask = c.LeaseSplits(
         request=(f"task/{task}/0", 1), task_id=task, source=0, pass_number=0, want=1,
         begun=(first.lease_id,),

@@ -34,8 +34,7 @@ class Listed(Given):
 
     def comes(self, address: str, uid: int, stock: bool = False) -> int:
         """A worker registers; its id."""
-        worker_id: int = self.when(c.RegisterWorker(address=address, uid=uid, stock=stock))
-        return worker_id
+        return self.when(c.RegisterWorker(address=address, uid=uid, stock=stock))
 
     def index(self, address: str) -> int | None:
         return place_of(self.state, address)

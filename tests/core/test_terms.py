@@ -29,7 +29,6 @@ def test_after_a_repair_nobody_goes_on_and_no_id_comes_back() -> None:
     joined = given.iteration("shared")
     task_id = given.task_of(worker_id)
     lease = given.lease(task_id, 10)
-    assert lease is not None
     given.when(c.LoseWorker(worker_id=given.worker(2), reason="no sign of life"))
     cut = ev.LeaderElected(term=2, journal_id="k", after_repair=True)
     apply(given.state, ev.Event(leader_elected=cut))
@@ -46,7 +45,6 @@ def test_after_a_repair_nobody_goes_on_and_no_id_comes_back() -> None:
     assert again > lease.lease_id + 1000
     given.iteration("shared")
     lease = given.lease(given.task_of(again), 10)
-    assert lease is not None
     assert lease.first == 10
 
 

@@ -42,7 +42,6 @@ def test_a_process_that_was_given_up_and_comes_back_goes_on_with_its_task() -> N
     joined = given.iteration()
     task_id = given.task_of(worker_id)
     lease = given.lease(task_id, 10)
-    assert lease is not None
     given.when(c.LoseWorker(worker_id=worker_id, reason="no sign of life"))
     assert given.then == ["lease_lost", "worker_lost"]
     for command in (
@@ -172,7 +171,6 @@ def test_splits_that_a_draining_worker_hands_back_go_to_no_draining_worker() -> 
     given.iteration()
     given.worker(1, draining=True), given.worker(2, draining=True)
     lease = given.lease(given.task_of(first), 100)
-    assert lease is not None
     given.when(c.CompleteTask(task_id=given.task_of(second)))
     given.hand_back(lease, lease.count)
     given.when(c.LoseWorker(worker_id=first, reason="it said goodbye", left=True))
@@ -216,13 +214,12 @@ A, B = (WorkerGrant(("a/*", "common"), ("*",)),), (WorkerGrant(("b/*",), ("*",))
 
 
 def of_pool(given: Given, number: int, grants: Grants, holder: str = "", address: str = "") -> int:
-    worker_id: int = given.when(
+    return given.when(
         c.RegisterWorker(
             address=address or f"w:{number}", uid=number, grants=grants,
             holder=(holder or f"holder {number}").encode(),
         )
     )  # fmt: skip
-    return worker_id
 
 
 def read_by(given: Given, worker_id: int) -> set[str]:
@@ -258,7 +255,6 @@ def test_splits_that_come_back_go_to_a_worker_of_the_pool_or_wait(teams: Given) 
     own, _ = of_pool(teams, 1, B), of_pool(teams, 2, A)
     teams.iteration("x", "b/1")
     lease = teams.lease(teams.task_of(own), 100)
-    assert lease is not None
     teams.hand_back(lease, lease.count)
     teams.when(c.LoseWorker(worker_id=own, reason="it said goodbye", left=True))
     assert teams.then == ["worker_lost"]

@@ -137,8 +137,7 @@ class Read:
         )
 
     def join(self) -> int:
-        client: int = self.call("GetOrCreateIteration", job_id=self.job_id).iteration_client_id
-        return client
+        return self.call("GetOrCreateIteration", job_id=self.job_id).iteration_client_id
 
     def beat(self, index: int, current: int, blocked: int | None = None) -> Any:
         fields = {} if blocked is None else {"blocked_round": blocked}
@@ -150,10 +149,9 @@ class Read:
         )
 
     def remove(self, index: int, number: int) -> bool:
-        removed: bool = self.call(
+        return self.call(
             "MaybeRemoveTask", task_id=self.task_id, consumer_index=index, round=number
         ).removed
-        return removed
 
 
 @pytest.fixture

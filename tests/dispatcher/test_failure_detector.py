@@ -75,8 +75,7 @@ async def join(dispatcher: Dispatcher, servicer: DispatcherServicer) -> int:
         c.GetOrCreateJob(dataset_id=dataset_id, name="", sharding=ev.OFF)
     )
     joined = await servicer.join_iteration(pb.JoinIterationRequest(job_id=job_id))
-    consumer_id: int = joined.consumer_id
-    return consumer_id
+    return joined.consumer_id
 
 
 def joined_before(storage: Storage) -> int:

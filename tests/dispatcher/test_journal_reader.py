@@ -28,8 +28,7 @@ def test_runs_of_quiet_events_are_counted_and_loud_ones_told(
     reader = StorageReader(storage)
 
     def asked(**how: Any) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = reader.events(**how)["events"]
-        return found
+        return reader.events(**how)["events"]
 
     whole = asked(folds=True)
     assert [(one["sequence"], one.get("to")) for one in whole] == [

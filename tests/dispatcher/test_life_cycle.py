@@ -69,8 +69,7 @@ async def graph_of(dispatcher: Dispatcher, dataset_id: str) -> bytes:
 async def join(dispatcher: Dispatcher, dataset_id: str, name: str = "n") -> ev.ConsumerJoined:
     job = c.GetOrCreateJob(dataset_id=dataset_id, name=name, sharding=ev.OFF)
     join = c.JoinIteration(job_id=await dispatcher.execute(job), epoch=0)
-    joined: ev.ConsumerJoined = await dispatcher.execute(join)
-    return joined
+    return await dispatcher.execute(join)
 
 
 async def leave(dispatcher: Dispatcher, joined: ev.ConsumerJoined) -> None:

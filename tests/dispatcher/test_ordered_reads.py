@@ -40,10 +40,7 @@ class Servicer:
     async def join(self, index: int, of: int = 2, start: int = 0) -> pb.JoinIterationResponse:
         job = pb.GetOrCreateJobRequest(dataset_id="d", job_name="j", order=ORDER)
         member = ev.GroupMember(index=index, consumers=of, start_position=start, batch_size=8)
-        joined: pb.JoinIterationResponse = await self.call(
-            pb.JoinIterationRequest(job=job, member=member)
-        )
-        return joined
+        return await self.call(pb.JoinIterationRequest(job=job, member=member))
 
     async def learn(self, consumer_id: int, bundles: list[int], lengths: list[int]) -> None:
         await self.call(

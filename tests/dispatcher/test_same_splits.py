@@ -98,8 +98,7 @@ class Client:
     def _raw(self, method: str, request: bytes) -> bytes:
         path = f"/tensorflow.data.DispatcherService/{method}"
         send = self._channel.unary_unary(path, None, None)
-        answer: bytes = send(request, timeout=60, wait_for_ready=True)
-        return answer
+        return send(request, timeout=60, wait_for_ready=True)
 
     def _heartbeat(self) -> list[Any]:
         answer = self._call("WorkerHeartbeat", worker_address=WORKER, current_tasks=self._tasks)

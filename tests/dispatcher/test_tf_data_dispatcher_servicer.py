@@ -73,8 +73,7 @@ class TestProtocol:
             "GetOrCreateJob", dataset_id=dataset_id.numpy().decode(), processing_mode_def=mode
         )
         joined = self.call("GetOrCreateIteration", job_id=job.job_id)
-        client_id: int = joined.iteration_client_id
-        return client_id
+        return joined.iteration_client_id
 
     def heartbeat(self, address: str, *current_tasks: int) -> Any:
         grpc_server = pb.DataTransferServerInfo(protocol="grpc", address=address)

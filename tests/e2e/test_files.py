@@ -239,8 +239,7 @@ def test_compressed_lines_that_nobody_counted(cluster: Cluster, tmp_path: Path) 
 def status(cluster: Cluster) -> list[dict[str, Any]]:
     client = DispatcherClient(cluster.target)
     try:
-        jobs: list[dict[str, Any]] = fetch_status(client, 60)["jobs"]
-        return jobs
+        return fetch_status(client, 60)["jobs"]
     finally:
         client.close()
 

@@ -149,8 +149,7 @@ class Fuzzer:
                     setattr(message, field.name, value)
         if hasattr(message, "wait_ms"):
             message.wait_ms = 0
-        found: bytes = message.SerializeToString()
-        return found
+        return message.SerializeToString()
 
 
 def memory_kb(process: int) -> int:

@@ -127,8 +127,7 @@ def test_a_wait_has_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(module, "HEARTBEAT_S", 0.25)
 
     def waited(cause: str) -> float:
-        seconds: float = service.metrics()["wait_seconds"][cause]
-        return seconds
+        return service.metrics()["wait_seconds"][cause]
 
     port = free_port()
     with DispatcherProcess(tmp_path / "j", http_port=port) as dispatcher:

@@ -29,8 +29,7 @@ def test_the_list_is_that_of_the_installed_tensorflow() -> None:
 
 
 def graph(dataset: Any) -> bytes:
-    serialized: bytes = dataset._as_serialized_graph(strip_device_assignment=True).numpy()
-    return serialized
+    return dataset._as_serialized_graph(strip_device_assignment=True).numpy()
 
 
 PARSED = {"image": tf.io.FixedLenFeature([], tf.string), "n": tf.io.VarLenFeature(tf.int64)}

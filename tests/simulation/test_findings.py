@@ -59,8 +59,7 @@ def status(run: Run) -> dict[str, Any]:
         if node.alive and node.process is not None and dispatcher is not None:
             node.process.spawn("asks", partial(ask, dispatcher))  # by its own clock
     assert run.kernel.run(lambda: bool(found), 0)
-    told: dict[str, Any] = json.loads(b"".join(found))
-    return told
+    return json.loads(b"".join(found))
 
 
 DELETED = -1.0
