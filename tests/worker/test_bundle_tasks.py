@@ -129,8 +129,7 @@ class Task:
 
     def read(self, bundle: int, count: int = BUNDLE_SPLITS, first: int = 0) -> Subscription:
         request = Slice(bundle, bundle, (first, count), until=first + count, keep=first)
-        opened = self.output.open(request)
-        assert isinstance(opened, Subscription)
+        opened: Any = self.output.open(request)
         return opened
 
 
@@ -342,8 +341,7 @@ def test_runs_that_nobody_needs_any_more_free_their_resources(task: Task, pipeli
     wait_until(lambda: pipelines.made and task.output.queue.busy == 0)
     assert not pipelines.made[0].over
     reader.close()
-    opened = task.output.open(Slice(1, 1, floor=1))
-    assert isinstance(opened, Subscription)
+    task.output.open(Slice(1, 1, floor=1))
     wait_until(lambda: pipelines.made[0].over)
     assert pipelines.made[0].cancelled.is_set()
 

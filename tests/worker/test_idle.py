@@ -165,11 +165,9 @@ def test_a_task_that_was_left_goes_on_for_the_next_reader(make: Any) -> None:
     got: list[int] = []
 
     def take(count: int) -> None:
-        opened = runner.output.open(ANY)
-        assert isinstance(opened, Subscription)
+        opened: Any = runner.output.open(ANY)
         for _ in range(count):
-            item = opened.wait(TIMEOUT_S)
-            assert isinstance(item, Block)
+            item: Any = opened.wait(TIMEOUT_S)
             got.extend(np.asarray(item.components[0].values).tolist())
         if len(got) == 10:
             assert opened.wait(TIMEOUT_S) == EndOfTask()
@@ -190,8 +188,7 @@ def test_a_reader_that_comes_while_a_task_is_parked_gets_every_element(make: Any
     splits = Splits(10)
     runner, _, _ = make(splits)
     runner.park(runner.output.opens, 0)
-    opened = runner.output.open(ANY)  # at any point of it
-    assert isinstance(opened, Subscription)
+    opened: Any = runner.output.open(ANY)  # at any point of it
     got = 0
     while isinstance(opened.wait(TIMEOUT_S), Block):
         got += 1
@@ -235,8 +232,7 @@ def test_a_parked_task_resumes_although_its_first_thread_could_not_start(
 def test_a_parked_task_completes_when_its_last_elements_are_dropped(make: Any) -> None:
     splits = Splits(1)
     runner, _, _ = make(splits)
-    opened = runner.output.open(ANY)
-    assert isinstance(opened, Subscription)
+    opened: Any = runner.output.open(ANY)
     wait_until(lambda: runner.output.ended)
     opened.close()
     runner.park(runner.output.opens, 0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from forebay.service.blocks import Block, Component
-from forebay.service.delivery import AnyBlock, Subscription
+from forebay.service.delivery import AnyBlock
 from forebay.service.delivery.first_come import FirstComeOutput
 from forebay.service.delivery.in_flight import FIRST
 from forebay.service.pipelines import Run, SplitRange
@@ -24,8 +24,7 @@ class Reporting:
         self.output = FirstComeOutput()
         self.reports = LeaseReports(self.output)
         self.reports.begin_run(cast(Run, SimpleNamespace(needs=needs, waiting=0, most=0)))
-        opened = self.output.open(AnyBlock(True))
-        assert isinstance(opened, Subscription)
+        opened: Any = self.output.open(AnyBlock(True))
         self.trainer = opened
         self.next = 0
 
@@ -40,13 +39,11 @@ class Reporting:
         splits.made(splits.count)
 
     def give(self) -> Block:
-        item = self.trainer.next(True)
-        assert isinstance(item, tuple)
+        item: Any = self.trainer.next(True)
         return item[0]
 
     def give_one(self) -> Block:
-        item = self.trainer.next(True, 1)
-        assert isinstance(item, tuple)
+        item: Any = self.trainer.next(True, 1)
         return item[0]
 
     def take(self, count: int) -> None:
@@ -208,8 +205,7 @@ def test_trainers_that_hold_everything_do_not_starve_another_one() -> None:
     task = Reporting()
     task.make(task.lease(1, FIRST))
     assert not task.reports.wait(0), "there is something to give"
-    other = task.output.open(AnyBlock(True))
-    assert isinstance(other, Subscription)
+    other: Any = task.output.open(AnyBlock(True))
     while isinstance(task.trainer.next(True) or other.next(True), tuple):
         pass
     assert task.output.waiting_elements == 0 and task.output.in_flight.untaken == FIRST

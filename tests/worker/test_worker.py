@@ -16,7 +16,7 @@ from forebay.service.client.datasets import list_datasets
 from forebay.service.client.dispatcher_status import fetch_status
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.connections.grpc_server import bind
-from forebay.service.delivery import ANY, Subscription, TaskFailed, TaskOutput
+from forebay.service.delivery import ANY, TaskFailed, TaskOutput
 from forebay.service.errors import InvalidArgument, Unavailable, Unimplemented
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker import WorkerOptions, not_a_dispatcher
@@ -44,8 +44,7 @@ def test_a_task_without_a_thread_fails_and_holds_up_no_other(
     assert [worker.tasks.states.state(i) for i in (1, 2)] == [ENDED, RUNNING]
     runner = worker.tasks.runner_of(1)
     assert runner is not None and worker.tasks.runner_of(2) is not None
-    opened = runner.output.open(ANY)
-    assert isinstance(opened, Subscription)
+    opened: Any = runner.output.open(ANY)
     told = opened.wait(0)
     assert isinstance(told, TaskFailed) and str(error) in told.message
     worker.stop()
