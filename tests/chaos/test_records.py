@@ -28,16 +28,6 @@ RECORDS: tuple[Record, ...] = (
 )
 
 
-def test_round_trip(tmp_path: Path) -> None:
-    path = tmp_path / "records"
-    assert list(read_records(path)) == []
-    recorder = Recorder(path)
-    for record in RECORDS:
-        recorder.add(record)
-    assert list(read_records(path)) == list(RECORDS), "at once: its writer may be killed"
-    recorder.close()
-
-
 def test_cut_at_every_byte(tmp_path: Path) -> None:
     """What was written whole counts, and the next process can go on."""
     path = tmp_path / "records"

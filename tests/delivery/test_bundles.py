@@ -22,6 +22,7 @@ from forebay.service.delivery import (
     End,
     EndOfSlice,
     EndPending,
+    MemoryBudget,
     OutputCancelled,
     Slice,
     Subscription,
@@ -247,6 +248,19 @@ def test_what_a_slice_asks_for_is_made_as_it_is_given_if_there_is_no_room(
     assert most <= (few + 3) * SIZE
 
 
+def test_what_nobody_lacks_is_made_only_if_there_is_memory(pool: ThreadPoolExecutor) -> None:
+    budget = MemoryBudget(12 * SIZE)
+    output = BundlesOutput(5 * SIZE, budget=budget)
+    for bundle in range(3):
+        Reader(output, Slice(bundle, runs=(0, 10), until=10))
+    runs = [make(begun(output), 10) for _ in range(3)]
+    waiting = [Waiting(pool, run, 1000) for run in runs]
+    assert output.held_bytes <= 5 * SIZE
+    output.cancel()
+    assert all(each.done.exception(TIMEOUT_S) for each in waiting)
+    assert budget.held == budget.active == 0
+
+
 def test_a_slice_that_comes_while_carriers_are_told_is_not_overlooked(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,6 +385,23 @@ def test_credit_that_comes_and_goes_does_not_hold_elements_longer(
         assert reader.next(True) is None and reader.next(False) is None
         now += bundles.HOLD_S / 2.5
     assert isinstance(reader.next(True), tuple)
+
+
+def test_a_reader_that_has_passed_and_gone_lets_blocks_go() -> None:
+    output = BundlesOutput()
+    for i in range(2):
+        Reader(output, Slice(1, keep=20 + i * 10, reader=i, readers=2)).close()
+    reader = Reader(output, Slice(1, runs=(0, 40), until=40, keep=20, readers=2))
+    make(begun(output), 40).finish()
+    assert read(reader) == [*range(40)]
+    assert isinstance(read(reader), EndOfSlice)
+    assert output.held_bytes == 2 * SIZE
+
+
+def test_another_group_counts_anew() -> None:
+    output = made(40, Slice(1, 1, (0, 1), until=40, keep=30, floor=1))
+    Reader(output, Slice(1, 1, (0, 1), keep=40, floor=2, reader=1, readers=2)).close()
+    assert output._bundles[1].keeps == {1: 40} and output._floors == {1: 2}
 
 
 def test_a_slice_of_a_bundle_below_the_floor_is_served_nevertheless() -> None:

@@ -108,6 +108,33 @@ def test_what_a_block_was_encoded_to_is_kept_for_a_while() -> None:
     assert made == [4 * number for number in range(ENCODED_BLOCKS)]
 
 
+def test_what_nobody_has_read_is_never_displaced() -> None:
+    """However far ahead the producer may be: the window is what it may fill."""
+    output = CachedOutput(2 * FOUR, ahead_bytes=ROOM)
+    for number in range(2):
+        output.put(block(4 * number, 4))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(output.put, block(8, 4))
+        reader = read(output, "trainer")
+        while not waiting.done():
+            reader.next()
+            assert output.held_bytes <= 2 * FOUR
+        waiting.result(TIMEOUT_S)
+    while reader.next() is not None:
+        pass
+    assert reader.got == [*range(12)]
+
+
+def test_a_block_larger_than_the_window_is_a_window() -> None:
+    output = CachedOutput(1)
+    fast, slow = read(output, "fast"), read(output, "slow")
+    for number in range(3):
+        output.put(block(4 * number, 4))
+        assert isinstance(fast.next(), Block) and fast.next() is None
+    item = slow.next()
+    assert isinstance(item, Block) and slow.got == [8, 9, 10, 11] and not item.skipped
+
+
 def test_a_block_without_elements_displaces_nothing() -> None:
     output = CachedOutput(FOUR)
     fast, slow = read(output, "fast"), read(output, "slow")
