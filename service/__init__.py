@@ -107,7 +107,8 @@ if not TYPE_CHECKING:  # else a misspelt name would have any type
             and not import_module(".pipelines", __name__).has_tensorflow()
         ):
             home = ".client.registration"  # for datasets that need no TensorFlow
-        return getattr(import_module(home, __name__), name)
+        with import_module(".extras", __name__).told_what_to_install():
+            return getattr(import_module(home, __name__), name)
 
 
 def __dir__() -> list[str]:

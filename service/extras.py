@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Iterator
 from typing import Any
 
 from ..storage.extras import install
-from .errors import FailedPrecondition
+from .errors import FailedPrecondition, ForebayError
 
 
-def imported(module: str, extra: str, path: str) -> Any:
-    """The module that reads `path`. Raises FailedPrecondition where it is not installed."""
+@contextlib.contextmanager
+def needing(what: str, extra: str, kind: type[ForebayError] = FailedPrecondition) -> Iterator[None]:
+    """Imports packages of an extra; `what` says what needs which. An ImportError is of this kind
+    then, with what to install."""
     try:
-        return importlib.import_module(module)
+        yield
     except ImportError as error:
-        raise FailedPrecondition(
-            f"{path} is read by {module.partition('.')[0]}, which is not installed here ({error}): "
-            f"{install(extra)}"
-        ) from error
+        raise kind(f"{what}, not installed here ({error}): {install(extra)}") from error
+
+
+def imported(module: str, extra: str, what: str) -> Any:
+    """The module that `what` needs. Raises FailedPrecondition where it is not installed."""
+    with needing(f"{what} needs {module.partition('.')[0]}", extra):
+        return importlib.import_module(module)
+
+
+_FRAMEWORKS = {"jax": "jax", "keras": "tensorflow", "tensorflow": "tensorflow", "torch": "torch"}
+"""Extras, by what is imported."""
+
+
+@contextlib.contextmanager
+def told_what_to_install() -> Iterator[None]:
+    """Imports what needs a framework. A ModuleNotFoundError says which extra has it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (extra := _FRAMEWORKS.get(error.name or "")) is None:
+            raise
+        raise ModuleNotFoundError(f"{error}: {install(extra)}", name=error.name) from error

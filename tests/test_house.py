@@ -106,9 +106,9 @@ LAYERS: dict[str, set[str]] = {
         *(LOOSE, *WORDS),
     },
     "benchmarks": {"service", "journal", "storage"},
-    "torch": {"service.trainers"},
-    "jax": {"service.trainers"},
-    "keras": {"service.trainers"},
+    "torch": {"service.trainers", LOOSE},
+    "jax": {"service.trainers", LOOSE},
+    "keras": {"service.trainers", LOOSE},
 }
 
 # Packages that nobody knows but the package that they are in.
@@ -702,6 +702,16 @@ def test_import_stays_light(module: str, absent: set[str]) -> None:
     code = f"import sys, {module}; print(*sys.modules)"
     loaded = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)
     assert not absent & set(loaded.split())
+
+
+@pytest.mark.parametrize("what", ["torch", "jax", "keras", "service"])
+def test_a_framework_that_is_missing_has_its_extra_named(what: str) -> None:
+    names = {"keras": "Epochs", "service": "distribute"}
+    lacks, name = what.replace("service", "tensorflow"), names.get(what, "ServiceDataset")
+    code = f"import sys; sys.modules[{lacks!r}] = None; from forebay.{what} import {name}"
+    ended = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    extra = lacks.replace("keras", "tensorflow")
+    assert re.search(rf"NotFoundError: .*: pip install 'forebay\[{extra}\]'\n$", ended.stderr)
 
 
 def test_every_package_is_shipped() -> None:

@@ -6,8 +6,7 @@ import difflib
 
 import typer
 
-from ...storage.extras import install
-from ..errors import ForebayError
+from ..extras import needing
 from .dataset import DATASET_ID, service_and_dataset
 from .options import SERVICE, connects
 
@@ -41,14 +40,9 @@ def materialize(
     _require_no_misspelt_option(context)
     from .. import pipelines
 
-    try:
+    with needing("`forebay materialize` needs Beam", "beam"):
         from ..materialized.run import materialize as run
         from ..materialized.run import shards_done
-    except ModuleNotFoundError as error:
-        raise ForebayError(
-            f"`forebay materialize` needs Beam, which is not installed here ({error}): "
-            f"{install('beam')}"
-        ) from error
     from .progress_bar import polled
 
     pipelines.hide_gpus()

@@ -7,8 +7,8 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ...storage.extras import install
 from ..errors import InvalidArgument
+from ..extras import needing
 from ..http.families import Family, Measured
 from .meters import totals
 
@@ -60,12 +60,8 @@ def metrics(registry: CollectorRegistry | None = None) -> dict[str, Any]:
 
 
 def _export(registry: CollectorRegistry) -> None:
-    try:
+    with needing("a registry needs prometheus-client", "http", InvalidArgument):
         from ..http.exposition import collected
-    except ImportError as error:
-        raise InvalidArgument(
-            f"a registry needs prometheus-client ({error}): {install('http')}"
-        ) from error
 
     class Exported:
         def collect(self) -> Iterable[Metric]:

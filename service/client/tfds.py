@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...storage.extras import install
 from ..errors import FailedPrecondition, InvalidArgument
+from ..extras import imported
 from ..pipelines.tf_data.element_specs import plain
 from .registration import Service, check_compression, definition_of, registered
 from .tf_errors import raising_tensorflows
@@ -69,7 +69,7 @@ def register_tfds(
     FailedPrecondition for a data set that is not prepared or lacks files, and what
     `register_dataset` raises.
     """
-    tfds = _imported()
+    tfds = imported("tensorflow_datasets", "tfds", "register_tfds")
     if epoch < 0:
         raise InvalidArgument(f"epoch={epoch}: count iterations from 0")
     if epoch and not (
@@ -124,17 +124,6 @@ def register_tfds(
         "cycle_length": cycle_length,
         "block_length": block_length,
     }
-
-
-def _imported() -> Any:
-    try:
-        import tensorflow_datasets as tfds
-    except ImportError as error:
-        raise FailedPrecondition(
-            f"register_tfds needs TensorFlow Datasets, which is not installed here ({error}): "
-            f"{install('tfds')}"
-        ) from error
-    return tfds
 
 
 def _builder(tfds: Any, builder_or_name: Any, data_dir: Any) -> Any:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ...storage.extras import install
 from ..connections.admission import Identity
 from ..connections.credentials import Credentials
 from ..errors import InvalidArgument
+from ..extras import needing
 from ..options import ServerOptions
 
 if TYPE_CHECKING:
     from .server import HealthAndMetrics, HttpServer, HttpThread
+
+_EXTRA = "--http-port needs aiohttp, Jinja2 and prometheus-client", "http", InvalidArgument
 
 
 async def open_http(
@@ -30,7 +31,7 @@ async def open_http(
     """
     if options.http_port < 0:
         return None
-    with _extra():
+    with needing(*_EXTRA):
         from .server import HttpServer
 
         server = HttpServer(observed, credentials, may_see)
@@ -45,7 +46,7 @@ def open_http_thread(
     """The same, in a thread."""
     if options.http_port < 0:
         return None
-    with _extra():
+    with needing(*_EXTRA):
         from .server import HttpThread
     thread = HttpThread(observed, credentials)
     try:
@@ -54,13 +55,3 @@ def open_http_thread(
         thread.stop()
         raise
     return thread
-
-
-@contextlib.contextmanager
-def _extra() -> Iterator[None]:
-    try:
-        yield
-    except ImportError as error:
-        raise InvalidArgument(
-            f"--http-port needs aiohttp, Jinja2 and prometheus-client ({error}): {install('http')}"
-        ) from error

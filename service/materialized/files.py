@@ -11,8 +11,8 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, Self, TypeVar
 
-from ...storage.extras import install
 from ..errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from ..extras import imported
 
 TEMPORARY = ".tmp-"
 READ_BYTES = 8 << 20
@@ -217,13 +217,7 @@ def _asked(ask: Callable[[], T], path: str) -> T:
 
 
 def _beam() -> Any:
-    try:
-        from apache_beam.io.filesystems import FileSystems
-    except ImportError as error:
-        raise FailedPrecondition(
-            f"this needs Beam, which is not installed here: {install('beam')}"
-        ) from error
-    return FileSystems
+    return imported("apache_beam.io.filesystems", "beam", "this").FileSystems
 
 
 def _uncompressed() -> Any:
