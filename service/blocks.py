@@ -20,6 +20,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -332,6 +333,8 @@ def part(block: Block, first: int, count: int) -> Block:
 def _cut(values: Array | Strings, start: int, stop: int) -> Array | Strings:
     if not isinstance(values, Strings):
         return values[start:stop]
+    if isinstance(values, Texts):
+        return Texts(values.each[start:stop])
     lengths, data = values.lengths, values.data
     begin = int(lengths[:start].sum()) if start else 0
     size = int(lengths[start:stop].sum())
@@ -489,7 +492,7 @@ def _merged(
 
 
 def _elements_at(parts: Sequence[Component], places: Sequence[Array]) -> list[Any]:
-    elements = [element for part in parts for element in part.elements()]
+    elements = [*chain.from_iterable(part.elements() for part in parts)]
     return [*map(elements.__getitem__, _order_of(places).tolist())]
 
 

@@ -30,11 +30,10 @@ LOOK_S = 1.0
 class BundleTask(WorkerTask):
     """A task of a read in bundles.
 
-    It runs as many bundles at a time as there are processors, those of a Python function as many as
-    there may be processes, and one more that nobody needs yet; further ones have begun and wait for
-    their readers. It neither completes
-    nor loses anything: any worker makes its elements again. When its worker drains, consumers go on
-    at other workers, and read here until then. It is never parked, as it ends with its consumers.
+    It runs as many bundles at a time as there are processors, or processes of a Python function,
+    and one more that nobody needs yet. Others wait for their readers. It neither completes nor
+    loses anything: any worker makes its elements again. When its worker drains, consumers go on at
+    other workers. It is never parked, as it ends with its consumers.
     """
 
     output: BundlesOutput
