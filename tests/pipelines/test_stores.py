@@ -187,9 +187,7 @@ def test_partitions_are_what_is_below_the_fixed_directory(
     assert [*map(repr, all_records(register(f"{url}/x//")))] == [repr(both[0])]
 
 
-def test_splits_of_a_function_are_the_objects_of_a_pattern(
-    store: ObjectStore, tmp_path: Path
-) -> None:
+def test_splits_of_a_function_are_objects_of_a_pattern(store: ObjectStore, tmp_path: Path) -> None:
     for name in ("b.npz", "a.npz", "c.txt"):
         (tmp_path / name).write_bytes(b"1")
     url = put(store, tmp_path, "splits")
@@ -247,9 +245,7 @@ def test_tokens_and_their_index(store: ObjectStore, register: Register, tmp_path
         all_records(request)
 
 
-def test_an_index_may_lie_in_the_store(
-    store: ObjectStore, register: Register, tmp_path: Path
-) -> None:
+def test_an_index_in_a_store(store: ObjectStore, register: Register, tmp_path: Path) -> None:
     records = [*map(flat, written("tfrecord", tmp_path / "", COUNTS))]
     url = put(store, tmp_path, "indexed")
     for index_dir in (f"s3://{BUCKET}/indices", str(tmp_path / "indices")):
@@ -261,18 +257,14 @@ def test_an_index_may_lie_in_the_store(
         register(f"s3://{BUCKET}/indices/s3/{BUCKET}/indexed", format="tfrecord")
 
 
-def test_a_store_that_fails_now_and_then(
-    store: ObjectStore, register: Register, tmp_path: Path
-) -> None:
+def test_a_store_that_often_fails(store: ObjectStore, register: Register, tmp_path: Path) -> None:
     url = parquet(store, tmp_path, "faulty", files=8)
     store.proxy.faults = Faults(unavailable=0.05, cut=0.05, reset=0.01)
     assert numbers(register(url)) == [*range(8000)]
     assert store.proxy.failed
 
 
-def test_only_what_is_needed_is_fetched(
-    store: ObjectStore, register: Register, tmp_path: Path
-) -> None:
+def test_nothing_else_is_fetched(store: ObjectStore, register: Register, tmp_path: Path) -> None:
     draws = np.random.default_rng(0)
     columns = {f"c{n}": draws.integers(0, 1 << 62, 40_000) for n in range(8)}
     pq.write_table(pa.table(columns), tmp_path / "0.parquet", row_group_size=10_000)
@@ -321,9 +313,7 @@ def test_many_small_objects_cost_few_requests_many_at_a_time(
     assert bundles_at_once(definition_of(request), request.python, PythonRules(processes=2)) == 6
 
 
-def test_a_compressed_object_is_fetched_once(
-    store: ObjectStore, register: Register, tmp_path: Path
-) -> None:
+def test_a_stream_is_fetched_once(store: ObjectStore, register: Register, tmp_path: Path) -> None:
     """Also from its middle; not counted, it is looked at only."""
     rows = [random.Random(number).randbytes(500).hex() for number in range(40_000)]
     data = gzip.compress("".join(f'{{"text": "{row}"}}\n' for row in rows).encode(), 1)
@@ -345,7 +335,7 @@ def test_a_compressed_object_is_fetched_once(
         assert store.proxy.sent_bytes < len(data) + (1 << 16)
 
 
-def test_an_object_that_was_replaced_or_deleted(
+def test_an_object_that_was_replaced(
     store: ObjectStore, register: Register, tmp_path: Path
 ) -> None:
     url = parquet(store, tmp_path, "changing")
