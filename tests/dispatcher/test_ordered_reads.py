@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from pathlib import Path
@@ -21,7 +22,7 @@ from forebay.service.proto.python_pb2 import PythonDataset
 from forebay.storage import FileStorage, MemoryStorage
 
 from ..transfer_servers import SERVERS
-from .leading import run_dispatcher
+from .leading import run_dispatcher, until
 
 ORDER = ev.OrderSpec(seed=5, shuffle=True, cycle_length=2, block_length=3, bundle_splits=4)
 
@@ -172,3 +173,23 @@ def test_what_a_group_reports_is_one_event_in_some_seconds(monkeypatch: pytest.M
         assert [(e.position, e.HasField("position")) for e in left] == [(32, True), (0, False)]
 
     run_dispatcher(MemoryStorage(), reports)
+
+
+def test_who_is_started_again_has_its_place_soon_after_its_connection_broke() -> None:
+    async def starts_again(dispatcher: Dispatcher) -> None:
+        await register(dispatcher)
+        servicer = Servicer(dispatcher)
+        joined, other = [await servicer.join(index) for index in range(2)]
+        poll = pb.ConsumerHeartbeatRequest(
+            consumer_id=joined.consumer_id, version=joined.news.version, wait_ms=30_000
+        )
+        waiting = asyncio.create_task(servicer.call(poll))
+        await asyncio.sleep(0.01)
+        with pytest.raises(AlreadyExists):
+            await servicer.join(0)
+        waiting.cancel()
+        await until(lambda: dispatcher.failure_detector.is_gone(joined.consumer_id))
+        again = await servicer.join(0, start=32)
+        assert dispatcher.state.consumers.keys() == {again.consumer_id, other.consumer_id}
+
+    run_dispatcher(MemoryStorage(), starts_again, reconnect_grace_ms=100)
