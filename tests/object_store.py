@@ -8,7 +8,7 @@ import dataclasses
 import random
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import aiohttp
@@ -37,6 +37,7 @@ class Proxy:
         self._server = server
         self.faults = Faults()
         self.random = random.Random(1)
+        self.before: Callable[[str], object] | None = None  # an answer, in a thread: by its path
         self.forget()
         self._at_once = 0
         self._loop = asyncio.new_event_loop()
@@ -79,6 +80,8 @@ class Proxy:
         self._at_once += 1
         self.most_at_once = max(self.most_at_once, self._at_once)
         await asyncio.sleep(self.faults.latency_s)
+        if self.before is not None:
+            await asyncio.to_thread(self.before, request.path)
         self._at_once -= 1
         drawn = self.random.random() if of_object else 1.0
         faults = self.faults

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import glob
 import gzip
@@ -260,8 +261,10 @@ def test_an_index_in_a_store(store: ObjectStore, register: Register, tmp_path: P
 def test_a_store_that_often_fails(store: ObjectStore, register: Register, tmp_path: Path) -> None:
     url = parquet(store, tmp_path, "faulty", files=8)
     store.proxy.faults = Faults(unavailable=0.05, cut=0.05, reset=0.01)
-    assert numbers(register(url)) == [*range(8000)]
+    request = register(url)
+    assert numbers(request) == [*range(8000)]
     assert store.proxy.failed
+    assert SECRET_KEY.encode() not in request.SerializeToString()
 
 
 def test_nothing_else_is_fetched(store: ObjectStore, register: Register, tmp_path: Path) -> None:
@@ -308,7 +311,7 @@ def test_many_small_objects_cost_few_requests_many_at_a_time(
         assert (store.proxy.gets, store.proxy.sent_bytes) == (60, size)
         assert store.proxy.most_at_once > 8
     files = opened(request)
-    [*files.blocks(0)]
+    assert [block.count for block in files.blocks(0)] == [2, 38], "the first one comes at once"
     assert len(files._ranges.files._open) == 5
     assert bundles_at_once(definition_of(request), request.python, PythonRules(processes=2)) == 6
 
@@ -343,8 +346,11 @@ def test_an_object_that_was_replaced(
     tags = [
         entry.fingerprint for entry in decode(PythonDataset.FromString(request.python).files).files
     ]
-    whole = (tmp_path / "2.parquet").read_bytes()
+    whole, files = (tmp_path / "2.parquet").read_bytes(), opened(request)
+    assert [*files.blocks(7)]
     rewrite(store, f"{url}/1.parquet", whole)
+    with pytest.raises(FailedPrecondition, match="register the files anew"):
+        [*files.blocks(8)]  # while it is open
     with pytest.raises(FailedPrecondition) as refused:
         numbers(request)
     assert f"{url}/1.parquet has {len(whole)} bytes with {tags[2]}" in str(refused.value)
@@ -352,17 +358,6 @@ def test_an_object_that_was_replaced(
     store.client.delete_object(Bucket=BUCKET, Key="changing/1.parquet")
     with pytest.raises(FailedPrecondition, match=r"1\.parquet cannot be read .*deleted.*ETag"):
         numbers(request)
-
-
-def test_an_object_that_is_replaced_while_it_is_read(
-    store: ObjectStore, register: Register, tmp_path: Path
-) -> None:
-    url = parquet(store, tmp_path, "halfway", files=1)
-    files = opened(register(url))
-    assert [*files.blocks(0)]
-    rewrite(store, f"{url}/0.parquet", (tmp_path / "0.parquet").read_bytes() + b" ")
-    with pytest.raises(FailedPrecondition, match="register the files anew"):
-        [*files.blocks(1)]
 
 
 def test_what_is_not_there_or_not_allowed(
@@ -403,11 +398,6 @@ def test_what_is_not_there_or_not_allowed(
     assert numbers(register(url)) == [*range(1000)]
 
 
-def test_no_secret_is_registered(store: ObjectStore, register: Register, tmp_path: Path) -> None:
-    request = register(parquet(store, tmp_path, "secret", files=1))
-    assert SECRET_KEY.encode() not in request.SerializeToString()
-
-
 # The cache.
 
 
@@ -426,11 +416,14 @@ def ranges(tmp_path: Path) -> list[Path]:
     return sorted(path for path in (tmp_path / "cache").rglob("*") if path.is_file())
 
 
-def test_a_second_epoch_fetches_nothing(
-    store: ObjectStore, cached: pb.RegisterDatasetRequest
+def test_a_second_epoch_of_the_same_server_fetches_nothing(
+    store: ObjectStore, cached: pb.RegisterDatasetRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert numbers(cached) == [*range(3000)]
     assert store.proxy.gets == 0
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"{store.proxy.url}/")
+    assert numbers(cached) == [*range(3000)]
+    assert store.proxy.gets > 0
 
 
 def test_a_damaged_cache_is_fetched_again(
@@ -479,6 +472,31 @@ def test_a_cache_that_cannot_be_written(
     assert caplog.text.count("cannot be written") == 1
 
 
+def test_the_next_object_is_under_way_while_one_is_read(
+    store: ObjectStore, register: Register, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last range of one is held until all of the next one has been asked for."""
+    request = register(parquet(store, tmp_path, "next", files=2), split_records=2000)
+    asked, waited, changed = collections.Counter[str](), list[bool](), threading.Condition()
+
+    def before(path: str) -> None:
+        with changed:
+            asked[path] += 1
+            changed.notify_all()
+            if path.endswith("0.parquet") and asked[path] == 3:
+                waited.append(changed.wait_for(lambda: [*asked.values()] == [3, 3], 20))
+
+    monkeypatch.setattr(store.proxy, "before", before)
+    assert numbers(request) == [*range(2000)]
+    assert waited == [True], "its end, some strings, and a range"
+    assert [*asked.values()] == [3, 3], "once"
+    store.client.delete_object(Bucket=BUCKET, Key="next/1.parquet")
+    found = opened(request).blocks(0)
+    assert next(found).count == 1000
+    with pytest.raises(FailedPrecondition, match=r"1\.parquet cannot be read .*deleted"):
+        next(found)
+
+
 def test_only_one_file_keeps_what_nobody_reads(
     store: ObjectStore, register: Register, tmp_path: Path
 ) -> None:
@@ -513,15 +531,6 @@ def test_a_worker_sends_credentials_to_no_address_that_a_dataset_names(
                 [*FileRecords(dataset).blocks(0)]
         with pytest.raises(BlockingIOError):
             thief.accept()
-
-
-def test_options_that_a_store_does_not_take(store: ObjectStore, register: Register) -> None:
-    for url, options in (
-        ("https://127.0.0.1/a", {"anonymous": True}),
-        ("gs://bucket/a", {"region": "x"}),
-    ):
-        with pytest.raises(InvalidArgument, match=r"storage_options has .* does not take"):
-            register(url, storage_options=options)
 
 
 def test_shuffled_records_are_asked_for_together(
@@ -565,6 +574,9 @@ def test_objects_that_cannot_be_asked_for_are_left_out(
         caplog.clear()
         assert register(some).python == expected
         assert "has objects ['odd/../0.parquet', 'odd/./a', 'odd//0.parquet', 'odd/b" in caplog.text
+    for name, of in (("a1", "0"), ("a[1]", "1")):  # brackets are no pattern
+        rewrite(store, f"{url}/{name}.parquet", (tmp_path / f"{of}.parquet").read_bytes())
+    assert numbers(register(f"{url}/a[1].parquet"))[:1] == [1000]
 
 
 def test_what_fsspec_reads_is_compared_once_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -587,26 +599,7 @@ def test_what_fsspec_reads_is_compared_once_a_range(monkeypatch: pytest.MonkeyPa
             stores.fetch(entry, {}, 0, 2)
 
 
-def test_a_name_with_brackets_is_that_object(
-    store: ObjectStore, register: Register, tmp_path: Path
-) -> None:
-    url = parquet(store, tmp_path, "brackets", files=2)
-    rewrite(store, f"{url}/a1.parquet", (tmp_path / "0.parquet").read_bytes())
-    rewrite(store, f"{url}/a[1].parquet", (tmp_path / "1.parquet").read_bytes())
-    assert numbers(register(f"{url}/a[1].parquet"))[:1] == [1000]
-
-
-def test_another_server_is_not_what_the_cache_has(
-    store: ObjectStore, cached: pb.RegisterDatasetRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"{store.proxy.url}/")
-    assert numbers(cached) == [*range(3000)]
-    assert store.proxy.gets > 0
-
-
-def test_a_registered_cache_is_nobodys(
-    store: ObjectStore, register: Register, tmp_path: Path
-) -> None:
+def test_a_registered_cache_is_none(store: ObjectStore, register: Register, tmp_path: Path) -> None:
     request = register(parquet(store, tmp_path, "chosen", files=1))
     dataset = PythonDataset.FromString(request.python)
     dataset.cache_directory, dataset.cache_bytes = str(tmp_path / "chosen"), 1 << 30
@@ -643,6 +636,9 @@ def test_urls_that_cannot_be_asked_for(register: Register) -> None:
         with pytest.raises(InvalidArgument, match=said) as refused:
             register(url)
         assert "SECRET" not in str(refused.value)
+    for url, given in (("https://127.0.0.1/a", {"anonymous": True}), ("gs://a/b", {"region": "x"})):
+        with pytest.raises(InvalidArgument, match=r"storage_options has .* does not take"):
+            register(url, storage_options=given)
 
 
 def test_a_fork_is_told_to_be_none(store: ObjectStore, tmp_path: Path) -> None:

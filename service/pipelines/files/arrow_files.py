@@ -82,10 +82,10 @@ class _Messages:
 
     def __init__(self, source: ByteSource, options: Options) -> None:
         """Raises Damaged, OSError."""
-        self.file, self._source = record_index.IndexedFile(source, options, _walk), source
+        self.file, self._source = record_index.indexed(source, options, _walk), source
         self._arrow = pyarrow(source.path)
-        said = np.frombuffer(self.file.index.said(), "<i8").reshape(-1, 3)
-        self._offsets = self.file.index.offsets(0, len(said) + 1)
+        said = np.frombuffer(self.file.said(), "<i8").reshape(-1, 3)
+        self._offsets = self.file.offsets(0, len(said) + 1)
         kinds = said[:, 0]
         self._dictionaries, batches = np.flatnonzero(kinds == _DICTIONARY), kinds == _BATCH
         self._places, self.rows = np.flatnonzero(batches), said[batches, 1]

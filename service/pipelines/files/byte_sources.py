@@ -20,7 +20,7 @@ import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
@@ -30,8 +30,8 @@ from . import byte_cache, manifest, stores
 PART_BYTES = 8 << 20
 """Of one request. Larger ranges are several."""
 
-AHEAD_BYTES = 32 << 20
-"""Asked for and not read yet, of the file that a thread reads."""
+AHEAD_BYTES = 16 << 20
+"""Asked for and not read yet, of the file that a thread reads, and of the next one."""
 
 SMALL_BYTES = 128 << 10
 """An object of no more is asked for as a whole, and has no index (record_index.py). Never less."""
@@ -156,24 +156,15 @@ class RemoteFile(ByteSource):
         self._asked: deque[tuple[Range, Future[bytes]]] = deque()
         self._asked_bytes = 0
         self.is_whole = not in_parts and self.size <= SMALL_BYTES
-        self._whole: Future[bytes] | bytes | None = None
-
-    def fetch(self) -> None:
-        """Ask for all of it, without waiting."""
-        self._whole = self._whole or _pool().submit(self._got, 0, self.size)
-
-    def _all(self) -> bytes:
-        found, self._whole = self._whole, None
-        whole = found.result() if isinstance(found, Future) else found or self._got(0, self.size)
-        self._whole = whole
-        return whole
+        self._whole = b""
 
     def read(self, start: int, size: int) -> bytes | memoryview:
         stop = min(start + size, self.size)
         if start >= stop:
             return b""
         if self.is_whole:
-            return memoryview(self._all())[start:stop]
+            self._whole = self._whole or self._got(0, self.size)
+            return memoryview(self._whole)[start:stop]
         found: list[bytes | memoryview] = []
         while start < stop:
             planned = self._of_plan(start, stop)
@@ -206,16 +197,19 @@ class RemoteFile(ByteSource):
         return byte_cache.read(self._key, start, stop, self._fetch)
 
     def plan(self, ranges: Iterable[Range]) -> None:
-        before: RemoteFile | None = getattr(_planning, "file", None)
+        before: RemoteFile = getattr(_planning, "file", self)
         _planning.file = self
-        for file in {self, before or self}:  # or each open file might keep what nobody reads
-            file._forget()
-        self._planned = deque(
+        if before is not self:  # or each open file might keep what nobody reads
+            before._forget()
+        planned = deque(
             (begin, min(begin + PART_BYTES, stop))
             for start, stop in ranges
             for begin in range(start, stop, PART_BYTES)
             if not self.is_whole
         )
+        if planned != deque([*(asked for asked, _ in self._asked), *self._planned]):
+            self._forget()
+            self._planned = planned
         self._ask()
 
     def _forget(self) -> None:
@@ -227,7 +221,7 @@ class RemoteFile(ByteSource):
 
     def close(self) -> None:
         self._forget()
-        self._whole = None
+        self._whole = b""
         super().close()
 
 
@@ -291,3 +285,13 @@ def opened_now(path: str, options: dict[str, Any]) -> ByteSource:
 def _pool() -> ThreadPool:
     """Of this process, whose forks ask for nothing before they read."""
     return ThreadPool(16, "forebay-fetch")
+
+
+def ahead(work: Callable[..., Any], *args: Any) -> Future[Any]:
+    """Open a file that is read next, and plan, in another thread."""
+
+    def apart() -> Any:
+        _planning.__dict__.clear()  # what this thread opened before is read by another one
+        return work(*args)
+
+    return _pool().submit(apart)

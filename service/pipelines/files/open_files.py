@@ -8,6 +8,7 @@ import errno
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from . import byte_sources, manifest
 from .formats import Damaged, Format, RecordFile
 from .known_formats import format_of
 from .partitions import Partitioned
+from .row_groups import RowGroups
 from .stores import is_url
 
 MOST_OPEN = 4096
@@ -29,7 +31,7 @@ objects, which are held in memory: eight times as many of shuffled records. An o
 takes 20 KB, in each process."""
 
 FILES_AHEAD = 16
-"""Small objects that are asked for while one is decoded."""
+"""Small objects that are opened while one is decoded."""
 
 MOST_HELD_BYTES = 1 << 30
 """That open files have in memory: compressed shards of MDS."""
@@ -44,7 +46,7 @@ class OpenFiles:
     def __init__(self, of: manifest.Manifest) -> None:
         self._manifest = of
         self._open: OrderedDict[int, RecordFile] = OrderedDict()  # used last: at the end
-        self._ahead: dict[int, byte_sources.RemoteFile] = {}
+        self._ahead: dict[int, Future[RecordFile]] = {}
         self.used: memoryview | list[int] = [-1]  # its number, if the process ends of it
         self._limit()
 
@@ -82,37 +84,43 @@ class OpenFiles:
         entry = self._manifest.files[number]
         few = FEW_OPEN * (8 if self._manifest.shuffled else 1)
         self.close_all_but(min(self._most, few if self._is_small(entry) else MOST_OPEN) - 1)
-        file = self._open[number] = self._opened(number, entry)
+        ahead = self._ahead.pop(number, None)
+        file = self._open[number] = ahead.result() if ahead else self._opened(entry)
         held = [getattr(one, "held_bytes", 0) for one in self._open.values()]
         self.close_all_but(max(1, sum(np.cumsum(held[::-1]) <= MOST_HELD_BYTES)))
         return file
 
-    def plan(self, numbers: Sequence[int]) -> None:
-        """Files that will be opened next. Small objects among the first ones are asked for."""
+    def plan(self, numbers: Sequence[int], records: int = 0) -> None:
+        """Files that will be opened next. Small objects among the first ones are opened meanwhile,
+        and the second one, if it has row groups and its first `records` will be read."""
         numbers = numbers[:FILES_AHEAD]
         for other in self._ahead.keys() - {*numbers}:
-            self._ahead.pop(other).close()
-        for number in numbers:
-            if number not in self._ahead and number not in self._open:
-                entry = self._manifest.files[number]
-                if not self._is_small(entry):
+            (dropped := self._ahead.pop(other)).cancel()
+            dropped.add_done_callback(_close)
+        for at, number in enumerate(numbers):
+            if number in self._ahead or number in self._open:
+                continue
+            entry, wanted = self._manifest.files[number], records if at == 1 else 0
+            if not self._is_small(entry):
+                if at == 0:  # it is opened now
+                    continue
+                if not (wanted and is_url(entry.path) and self.format.row_groups):
                     return
-                options = self._manifest.options.get("storage", {})
-                self._ahead[number] = byte_sources.RemoteFile(entry, options)
-                self._ahead[number].fetch()
+            self._ahead[number] = byte_sources.ahead(self._opened, entry, wanted)
 
     def _is_small(self, entry: manifest.FileEntry) -> bool:
         """An object that is asked for as a whole, even for one of its records."""
         return entry.size <= byte_sources.SMALL_BYTES and is_url(entry.path)
 
-    def _opened(self, number: int, entry: manifest.FileEntry) -> RecordFile:
-        """Raises FailedPrecondition, Corrupt."""
+    def _opened(self, entry: manifest.FileEntry, records: int = 0) -> RecordFile:
+        """The first `records` are asked for. Raises FailedPrecondition, Corrupt."""
         try:
             options = self._manifest.options | {"structure": self._manifest.structure}
-            ahead = self._ahead.pop(number, None)
-            source = ahead or byte_sources.opened(entry, options.get("storage", {}))
+            source = byte_sources.opened(entry, options.get("storage", {}))
             try:
                 file = self.format.open(source, options)
+                if records and isinstance(file, RowGroups):
+                    file.expect(0, records)
             except BaseException:
                 source.close()
                 raise
@@ -149,6 +157,11 @@ class OpenFiles:
     def close_all_but(self, last: int) -> None:
         while len(self._open) > last:
             self._open.popitem(last=False)[1].close()
+
+
+def _close(opening: Future[RecordFile]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 _OF_THE_SYSTEM = [

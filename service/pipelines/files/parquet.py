@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from ...blocks import Block
 from .arrow_types import ArrowColumn, columns_of, payload_bytes, pyarrow, wanted, without_nulls
-from .byte_sources import ByteSource
+from .byte_sources import PART_BYTES, ByteSource
 from .formats import LARGE_BYTES, Damaged, Facts, Format, Options, dict_of
 from .row_groups import RowGroups, facts_of
 
@@ -151,11 +150,11 @@ class ParquetRows(RowGroups):
         batch = next(_batches(self._file, [number], once, PROBED_ROWS))
         return float(sum(map(payload_bytes, batch.columns)) / max(1, batch.num_rows))
 
-    def read(self, first: int, stop: int) -> Iterator[Block]:
+    def expect(self, first: int, stop: int) -> range:
         if not self._probed:
             self._row_bytes = max(self._row_bytes, self._repeated_bytes(self._group(first)))
             self._probed = True
-        yield from super().read(first, stop)
+        return super().expect(first, stop)
 
     def batches(self, groups: range) -> Any:
         rows = int(self._rows[groups.stop] - self._rows[groups.start])
@@ -177,7 +176,8 @@ class ParquetRows(RowGroups):
                 if column.has_dictionary_page:
                     begin = min(begin, column.dictionary_page_offset)
                 end = begin + column.total_compressed_size
-                if ranges and 0 <= begin - ranges[-1][1] <= _HOLE_BYTES:
+                follows = ranges and 0 <= begin - ranges[-1][1] <= _HOLE_BYTES
+                if follows and end - ranges[-1][0] <= PART_BYTES:  # or a column is put together
                     ranges[-1] = ranges[-1][0], end
                 else:
                     ranges.append((begin, end))

@@ -34,6 +34,8 @@ PAGE = 64
 BATCH = 256
 """Records that `map_batch` is called with at once: those from a multiple of it in a split on."""
 
+SMALL_BYTES = 64 << 10  # up to which blocks of small files are joined, as each costs time
+
 LeaveOut = Callable[[int, int, int, str], bool]
 """Whether records may be left out: their split, the first one's number there, how many, and why."""
 
@@ -168,7 +170,7 @@ class FileRecords:
         for block in _in_parts(self.blocks(split, start), BATCH):
             if self._seed is not None:
                 self._seed_page(f"{self._seed} {split} {start}")
-            columns = [[_together(component)] for component in block.components]
+            columns = [[_as_batch(component)] for component in block.components]
             (records,) = self._assemble(columns, 1)
             yield block.count, self._function(records)
             start += block.count
@@ -209,7 +211,7 @@ class FileRecords:
     def blocks(self, split: int, start: int = 0) -> Iterator[Block]:
         """The records of a split, without the first `start`. Raises FailedPrecondition for a file
         that was changed, and Corrupt."""
-        return (block for _, block in self._numbered(split, start))
+        return _together(block for _, block in self._numbered(split, start))
 
     def _numbered(self, split: int, start: int) -> Iterator[Numbered]:
         first, stop = self._manifest.cuts[split] + start, self._manifest.cuts[split + 1]
@@ -241,7 +243,25 @@ def _in_parts(blocks: Iterable[Block], count: int) -> Iterator[Block]:
         yield joined(kept)
 
 
-def _together(component: Component) -> Any:
+def _together(blocks: Iterable[Block]) -> Iterator[Block]:
+    """With fewer small ones: the first comes at once, and an error behind all before it."""
+    kept, size, enough = list[Block](), 0, 0
+    try:
+        for block in blocks:
+            kept.append(block)
+            size += block.payload_bytes
+            if size >= enough:
+                yield joined(kept)
+                kept, size, enough = [], 0, SMALL_BYTES
+    except Exception:
+        if kept:
+            yield joined(kept)
+        raise
+    if kept:
+        yield joined(kept)
+
+
+def _as_batch(component: Component) -> Any:
     """A column of a batch: an array of all, or a list of each where they are no numbers of one
     shape."""
     values = component.values

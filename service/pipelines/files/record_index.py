@@ -70,6 +70,7 @@ class RecordIndex:
         for at in range(_HEAD.size, size, _CHUNK):
             found.update(read_at(source, at, min(_CHUNK, size - at)))
         self._said = size - more, more
+        self.record_bytes = head[1] / max(1, self.records)
         if int.from_bytes(found.digest(), "big") != checksum:
             raise Damaged("its checksum is another one")
 
@@ -85,6 +86,9 @@ class RecordIndex:
         found: list[int] = np.frombuffer(data, "<u8").tolist()
         return found
 
+    def steps(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
+        return steps(first, stop, self.record_bytes)
+
     def said(self) -> bytes:
         """What the format says of the records. Raises Damaged."""
         return bytes(read_at(self._source, *self._said))
@@ -93,42 +97,24 @@ class RecordIndex:
         self._source.close()
 
 
-class IndexedFile:
-    """An open file with its index."""
-
-    def __init__(self, source: ByteSource, options: Options, walk: Walked) -> None:
-        """`close` leaves the source open. Raises Damaged, with what to do, and OSError."""
-        head, found = _head(source.entry), None
-        index = path_of(source.path, options)
-        if source.is_whole:
-            found = RecordIndex(Buffer(source.entry, _content(head, *walk(source))), head)
-        elif (found := _index(index, head, options)) is None:
-            raise Damaged(
-                f"its index {index} is not there, damaged, or of another file: register the "
-                "files again, which writes it, where workers see it under the same path"
-            )
-        self.index = found
-        self.record_bytes = head[1] / max(1, found.records)
-
-    def offsets(self, first: int, stop: int) -> list[int]:
-        """Raises FailedPrecondition."""
-        return self.index.offsets(first, stop)
-
-    def steps(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
-        return steps(first, stop, self.record_bytes)
-
-    def said(self) -> bytes:
-        return self.index.said()
-
-    def close(self) -> None:
-        self.index.close()
+def indexed(source: ByteSource, options: Options, walk: Walked) -> RecordIndex:
+    """The index of an open file. Raises Damaged, with what to do, and OSError."""
+    head, index = _head(source.entry), path_of(source.path, options)
+    if source.is_whole:
+        return RecordIndex(Buffer(source.entry, _content(head, *walk(source))), head)
+    if (found := _index(index, head, options)) is None:
+        raise Damaged(
+            f"its index {index} is not there, damaged, or of another file: register the "
+            "files again, which writes it, where workers see it under the same path"
+        )
+    return found
 
 
-def opened(source: ByteSource, options: Options, walk: Walk) -> IndexedFile | StreamedFile:
+def opened(source: ByteSource, options: Options, walk: Walk) -> RecordIndex | StreamedFile:
     """Of a source that is `unpacked`. Raises Damaged, OSError."""
     if isinstance(source, UnpackedFile):
         return StreamedFile(source, walk)
-    return IndexedFile(source, options, walk)
+    return indexed(source, options, walk)
 
 
 class FileOfRecords(RandomAccessFile):
@@ -146,7 +132,7 @@ class FileOfRecords(RandomAccessFile):
         return self._file.steps(first, stop)
 
     def plan(self, first: int, stop: int) -> None:
-        if isinstance(self._file, IndexedFile):  # a stream plans itself
+        if isinstance(self._file, RecordIndex):  # a stream plans itself
             super().plan(first, stop)
 
     def close(self) -> None:

@@ -71,8 +71,8 @@ class RecordRanges:
         number = int(np.searchsorted(self.starts, first, "right")) - 1
         behind = int(np.searchsorted(self.starts, stop))
         while first < stop:
-            self.files.plan(range(number, behind))
-            begin, end = int(self.starts[number]), min(stop, int(self.starts[number + 1]))
+            begin, end, *then = np.minimum(stop, self.starts[number : number + 3]).tolist()
+            self.files.plan(range(number, behind), then[0] - end if then else 0)
             if first < end:
                 for at, block in self._read(number, first - begin, end - begin):
                     yield np.arange(begin + at, begin + at + block.count), block

@@ -50,9 +50,14 @@ class RowGroups(ABC):
     def _group(self, record: int) -> int:
         return int(np.searchsorted(self._starts, record, "right")) - 1
 
-    def read(self, first: int, stop: int) -> Iterator[Block]:
+    def expect(self, first: int, stop: int) -> range:
+        """These records will be read. Returns their groups."""
         groups = range(self._group(first), self._group(stop - 1) + 1)
         self.plan(groups)
+        return groups
+
+    def read(self, first: int, stop: int) -> Iterator[Block]:
+        groups = self.expect(first, stop)
         at = int(self._starts[groups.start])
         for batch in self.batches(groups):
             kept = self._kept(batch)

@@ -168,7 +168,7 @@ def unpacked(source: ByteSource, options: Options, walk: Walk) -> ByteSource:
 
 
 class StreamedFile:
-    """An open stream, whose records are found as they come, as an IndexedFile knows them."""
+    """An open stream, whose records are found as they come, as an index has them."""
 
     record_bytes = 1.0
 

@@ -413,8 +413,8 @@ class TarShard(record_index.FileOfRecords):
             for name, value in (options.get("fill") or {}).items()
         }
         super().__init__(source, options, _Grouping(source.path))
-        if isinstance(self._file, record_index.IndexedFile) and "whole" in options:
-            self._leave_out_lacking(_kinds(self._file.said(), self._file.index.records))
+        if isinstance(self._file, record_index.RecordIndex) and "whole" in options:
+            self._leave_out_lacking(_kinds(self._file.said(), self._file.records))
 
     def _leave_out_lacking(self, samples: SampleKinds) -> None:
         whole = [lack is None for lack in samples.lacking(self._columns, self._fill)]

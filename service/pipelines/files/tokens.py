@@ -177,7 +177,7 @@ def _of_documents(
     walk = functools.partial(_documents, dtype=dtype, start=start, eod=options["tokens"]["eod"])
     if not source.entry.records:  # it is being registered
         record_index.made(source, options, walk)
-    index = record_index.IndexedFile(source, options, walk).index
+    index = record_index.indexed(source, options, walk)
 
     def places(first: int, stop: int) -> Ints:
         return np.array(index.offsets(first, stop), np.int64)
