@@ -57,17 +57,13 @@ def permuted_many(places: Ints, count: int, seed: int, epoch: int) -> Ints:
     """
     for place in (places.min(), places.max()) if places.size else ():
         _check_place(int(place), count)
-    keys, half = _round_keys(seed, epoch), _half_bits(count)
+    keys, half = _round_keys(seed, epoch), max(1, ((count - 1).bit_length() + 1) // 2)
     bundles: npt.NDArray[np.uint64] = _feistel(places.astype(np.uint64), half, keys)
     outside = np.flatnonzero(bundles >= count)
     while len(outside):
         again = bundles[outside] = _feistel(bundles[outside], half, keys)
         outside = outside[again >= count]
     return bundles.astype(np.int64)
-
-
-def _half_bits(count: int) -> int:
-    return max(1, ((count - 1).bit_length() + 1) // 2)
 
 
 @lru_cache(maxsize=64)

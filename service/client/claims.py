@@ -181,16 +181,13 @@ class ClaimsMode(BundlesMode):
             or 2 * (claim.asked - claim.cursor) > claim.chunk
         ):
             return
-        chunk = min(claim.chunk, self._most_in_chunk())
+        share = self._in_window() // min(len(self._read), self._side_by_side)
+        chunk = min(claim.chunk, max(1, share // 2))
         request = Request(claim.place, (claim.asked, chunk), claim.asked)
         claim.asked += chunk
         claim.chunk = 2 * chunk
         claim.requests.append(request)
         self._slices.ask(request)
-
-    def _most_in_chunk(self) -> int:
-        """Elements: half of the claim's share of the window."""
-        return max(1, self._in_window() // (2 * min(len(self._read), self._side_by_side)))
 
     def _in_window(self) -> int:
         """How many elements WINDOW_BYTES hold, as far as that is known."""

@@ -74,10 +74,7 @@ class ElementLog:
             if kept is not None and kept.start <= element < kept.stop:
                 return kept
         numbers = range(self.first, self._next)
-        return self._kept[numbers[bisect_right(numbers, element, key=self._stop_of)]]
-
-    def _stop_of(self, number: int) -> int:
-        return self._kept[number].stop
+        return self._kept[numbers[bisect_right(numbers, element, key=lambda n: self._kept[n].stop)]]
 
     def drop_before(self, element: int, most_bytes: int | None = None) -> None:
         """Drop the blocks before this element, the oldest first, until the output holds at most

@@ -157,7 +157,7 @@ class LeaseReports:
                     return True
                 now_s = time.monotonic()
                 # Trainers in lockstep may hold all that was made, and wait for one that has none.
-                idle = not self._is_anything_left_to_give()
+                idle = self._output is None or not self._output.waiting_elements
                 if not idle or in_flight.put != put:
                     put, since_s = in_flight.put, now_s
                 elif now_s >= since_s + STARVED_S:
@@ -173,9 +173,6 @@ class LeaseReports:
         with self._changed:
             self._give_up_s = 0.0
             self._changed.notify_all()
-
-    def _is_anything_left_to_give(self) -> bool:
-        return self._output is not None and self._output.waiting_elements > 0
 
     def _lacking(self, processes: int, enough: float) -> int:
         """How many splits it lacks to make anything, or to give each process one, if what was made
