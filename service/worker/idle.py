@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from typing import NamedTuple
 
 from ..delivery import MemoryBudget
-from .observer import Observer
+from . import losses
 from .tasks import WorkerTask
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,6 @@ class IdleTasks:
         runners: Callable[[], Iterable[WorkerTask]],
         read_tasks: Callable[[], Set[int]],
         forget_gone: Callable[[], None],
-        observer: Observer,
         budget_bytes: int,
         expected_s: float,
         kept_pipelines: int,
@@ -98,7 +97,6 @@ class IdleTasks:
         self._runners = runners
         self._read_tasks = read_tasks
         self._forget_gone = forget_gone
-        self._observer = observer
         self.budget = MemoryBudget(budget_bytes, self._on_need)
         self._most_bytes = min(MAX_IDLE_BYTES, budget_bytes // IDLE_SHARE)
         self._expected_s = expected_s
@@ -169,7 +167,7 @@ class IdleTasks:
         for task_id in shed:
             runner = runners[task_id][0]
             if elements := runner.shed():
-                self._observer.shed(runner.task, elements)
+                losses.shed(runner.task, elements)
         self._cut_slow(now)
         self._poll(now)
         if now - self._checked_s >= GONE_CHECK_S:

@@ -31,8 +31,8 @@ from ..errors import ForebayError, NotFound, ProtocolError, Unavailable
 from ..pipelines import PARTS, SplitRange
 from ..proto import forebay_pb2 as pb
 from ..stopwatch import Stopwatch
+from . import losses
 from .lease_reports import LeaseReports
-from .observer import Observer
 
 LEASE_S = 0.25
 MAX_GROWTH = 8
@@ -52,7 +52,6 @@ class _LeaseState:
         self,
         task_id: int,
         dispatcher: DispatcherClient,
-        observer: Observer,
         processes: int,
         span: Callable[[], AbstractContextManager[object]],
         reports: LeaseReports,
@@ -61,7 +60,6 @@ class _LeaseState:
         self.span = span
         self.reports = reports
         self.dispatcher = dispatcher
-        self.observer = observer
         self.processes = processes
         self.closed = threading.Event()
         self.draining = threading.Event()
@@ -78,7 +76,6 @@ class LeaseFeed:
         dispatcher: DispatcherClient,
         task_id: int,
         sources: Sequence[ev.SplitSource],
-        observer: Observer,
         processes: int = 0,
         when_opened: Callable[[Callable[[], None]], None] | None = None,
         requests: Sequence[int] = (),
@@ -105,7 +102,7 @@ class LeaseFeed:
         name = f"forebay-lease-{task_id}"
         self._pool = ThreadPool(max(1, len(sources)), name)
         reports = reports or LeaseReports()
-        self._task = _LeaseState(task_id, dispatcher, observer, processes, span, reports)
+        self._task = _LeaseState(task_id, dispatcher, processes, span, reports)
         if when_opened is None:
             self._task.may_lease.set()
         else:
@@ -385,7 +382,7 @@ class _SourceLeases:
                 request.returned.add(lease_id=ahead.lease_id, count=ahead.count)
         except (TimeoutError, CancelledError, ForebayError) as error:
             # The lease may still arrive while the pipeline works on begun splits.
-            self._task.observer.not_handed_back(self._task.task_id, self._number, error)
+            losses.not_handed_back(self._task.task_id, self._number, error)
             keep = False  # a higher request number would invalidate the one in flight
         request.begun.extend(self._begun)
         self._begun = []
@@ -403,7 +400,7 @@ class _SourceLeases:
             )
         except ForebayError as error:
             self._task.reports.restore(request)
-            self._task.observer.not_handed_back(self._task.task_id, self._number, error)
+            losses.not_handed_back(self._task.task_id, self._number, error)
         else:
             for each in unstarted:
                 self._task.reports.replace(each.lease_id, kept.lease_id, each.count)

@@ -12,7 +12,7 @@ from ...storage.thread_pool import ThreadPool
 from ..http.families import Made, Measured, Tallies
 from ..proto import forebay_pb2 as pb
 from ..transport.sessions import Sessions
-from .observer import Observer
+from . import losses
 from .task_states import (
     Cancel,
     Drain,
@@ -37,14 +37,11 @@ COUNTED = ("elements", "shed_elements", "parked_tasks")
 class RunningTasks:
     """The runners of a worker's tasks. Thread-safe."""
 
-    def __init__(
-        self, make: Callable[[pb.Task], WorkerTask], sessions: Sessions, observer: Observer
-    ) -> None:
+    def __init__(self, make: Callable[[pb.Task], WorkerTask], sessions: Sessions) -> None:
         """`make` makes a task's runner, whose output `sessions` then serve."""
         self.states = TaskStates()  # to read; `handle` and `report` change it
         self._make = make
         self._sessions = sessions
-        self._observer = observer
         self._runners: dict[int, WorkerTask] = {}  # of each task that is not ABSENT in `states`
         self._ending: list[WorkerTask] = []  # cancelled, threads still running
         self._tallies = Tallies()  # by job
@@ -79,11 +76,14 @@ class RunningTasks:
             self._ending += [runner for runner, _ in cancelled]
         for instruction in instructions:
             if isinstance(instruction, ForgetAll):
-                self._observer.journal_changed(*instruction)
+                log.warning(
+                    "the dispatcher has another journal (%s, was %s), since that was in memory, or "
+                    "was repaired; this worker begins anew", instruction.now, instruction.before,
+                )  # fmt: skip
                 self._sessions.forget_all()
         for runner, given_up in cancelled:
             if given_up and (what := runner.undelivered()) is not None:
-                self._observer.given_up(runner.task, what)
+                losses.given_up(runner.task, what)
             runner.cancel()
             self._sessions.remove_task(runner.task.task_id)
         return instructions

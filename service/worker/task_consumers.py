@@ -10,7 +10,6 @@ from ..connections.dispatcher_client import DispatcherClient
 from ..errors import ForebayError
 from ..proto import forebay_pb2 as pb
 from ..transport.sessions import Sessions
-from .observer import Observer
 from .tf_data_worker_servicer import TfDataWorkerServicer
 
 log = logging.getLogger(__name__)
@@ -23,16 +22,11 @@ class TaskConsumers:
     """The consumers of a worker's blocks, and the stock clients of its TfDataWorkerServicer."""
 
     def __init__(
-        self,
-        sessions: Sessions,
-        servicer: TfDataWorkerServicer,
-        dispatcher: DispatcherClient,
-        observer: Observer,
+        self, sessions: Sessions, servicer: TfDataWorkerServicer, dispatcher: DispatcherClient
     ) -> None:
         self._sessions = sessions
         self._servicer = servicer
         self._dispatcher = dispatcher
-        self._observer = observer
 
     def is_read(self, task_id: int) -> bool:
         return task_id in self._sessions.read_tasks() or self._servicer.is_read(task_id)
@@ -70,4 +64,8 @@ class TaskConsumers:
             return
         self._servicer.forget(found.unread_task_ids)
         if lacking := self._sessions.forget_gone(found.gone):
-            self._observer.consumers_forgotten(list(found.gone), lacking)
+            log.warning(
+                "consumers %s are gone, and did not receive %d elements that were sent to them: "
+                "they reconnected neither to this worker nor to the dispatcher",
+                [*found.gone], lacking,
+            )  # fmt: skip

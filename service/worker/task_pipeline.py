@@ -20,9 +20,10 @@ from ..proto import forebay_pb2 as pb
 from ..proto.metrics_pb2 import TaskMetrics
 from ..tracing import MakeSpans
 from ..user_metrics import Totals
+from . import losses
 from .lease_reports import LeaseReports
 from .leases import HAND_BACK_S, LeaseFeed
-from .observer import Observer, Undelivered
+from .losses import Undelivered
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +128,6 @@ class TaskPipeline:
         task: pb.Task,
         dispatcher: DispatcherClient,
         pipelines: Pipelines,
-        observer: Observer,
         datasets: Datasets | None = None,
         output: TaskOutput | None = None,
     ) -> None:
@@ -138,7 +138,6 @@ class TaskPipeline:
         self._task = task
         self._dispatcher = dispatcher
         self._pipelines = pipelines
-        self._observer = observer
         self._datasets = datasets or Datasets(dispatcher)
         self._pipeline: Pipeline | None = None
         self._run: Run | None = None
@@ -201,7 +200,7 @@ class TaskPipeline:
             rules = self._pipelines.python
             processes = pipelines.processes_of(dataset.definition, dataset.graph, rules)
             self._feed = LeaseFeed(
-                self._dispatcher, task.task_id, sources, self._observer, processes, when_read,
+                self._dispatcher, task.task_id, sources, processes, when_read,
                 self._requests, self.spans.current, self._reports,
             )  # fmt: skip
         self._run = self._open(dataset).run(self._feed)
@@ -300,7 +299,7 @@ class TaskPipeline:
 
     def hand_back(self, elements: int) -> bool:
         """Return the unstarted splits of a paused pipeline that has ended; False if it ended with
-        its data. `elements` is how many the output has, for the observer."""
+        its data. `elements` is how many the output has, for the log."""
         if self._feed is None:
             return True
         lost = self._was_cut or self._task.cross_trainer_cache
@@ -308,7 +307,7 @@ class TaskPipeline:
             return False
         self._feed.drain(time.monotonic() + HAND_BACK_S)
         begun = tuple(self._feed.begun_last())
-        self._observer.parked(self._task, Undelivered(elements, lost, begun))
+        losses.parked(self._task, Undelivered(elements, lost, begun))
         return True
 
     def close_feed(self) -> None:

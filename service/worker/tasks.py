@@ -14,7 +14,7 @@ from ..delivery import Listener, OutputCancelled, OutputReset, TaskFailed, TaskO
 from ..errors import ForebayError, NotFound, PipelineError, Unavailable, status_of
 from ..proto import forebay_pb2 as pb
 from ..stopwatch import Stopwatch
-from .observer import Observer, Undelivered
+from .losses import Undelivered
 from .read_errors import ReadErrors
 from .task_pipeline import Datasets, Pipelines, TaskPipeline
 from .task_states import Complete, Ended, HandedOut, Instruction
@@ -56,7 +56,6 @@ class TaskDependencies(NamedTuple):
     dispatcher: DispatcherClient
     starting: threading.Semaphore  # bounds how many tasks load their graphs at a time
     pipelines: Pipelines
-    observer: Observer
     report: Callable[[WorkerTask, HandedOut | Ended], list[Instruction]]
     """The task's thread reports events with it; returns instructions."""
     datasets: Datasets | None = None
@@ -76,7 +75,7 @@ class WorkerTask(ABC):
         self.task = task
         self.output = output
         self.pipeline = TaskPipeline(
-            task, needs.dispatcher, needs.pipelines, needs.observer, needs.datasets, output
+            task, needs.dispatcher, needs.pipelines, needs.datasets, output
         )
         self._needs = needs
         self._errors = needs.errors or ReadErrors()
@@ -182,9 +181,10 @@ class WorkerTask(ABC):
             self.output.cancel()
         if not self.pipeline.cancelled.is_set():
             if isinstance(end, TaskFailed):
-                self._needs.observer.failed(self.task, error)
-            else:
-                self._needs.observer.ended_early(self.task, feed_failed or error)
+                level = logging.WARNING if isinstance(error, PipelineError) else logging.ERROR
+                log.log(level, "task %d failed: %s", self.task.task_id, error)
+            else:  # the dispatcher gave it up, or is unreachable
+                log.info("task %d ends early: %s", self.task.task_id, feed_failed or error)
         self._needs.report(self, Ended(self.task.task_id))
 
 

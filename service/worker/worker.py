@@ -49,13 +49,12 @@ from ..platforms import require
 from ..proto import forebay_pb2 as pb
 from ..proto.metrics_pb2 import TaskMetrics
 from ..transport import MAX_AWAY_BYTES, BlockServer
-from . import not_a_dispatcher
+from . import losses, not_a_dispatcher
 from .bundle_reports import BundleReports
 from .bundle_tasks import BundleTask
 from .host import HostWatch
 from .idle import IdleTasks
 from .metrics import Condition, WorkerMetrics
-from .observer import Observer
 from .options import WorkerOptions
 from .read_errors import ReadErrors
 from .running_tasks import RunningTasks
@@ -91,19 +90,10 @@ STARTING = 2
 class Worker:
     """`start` registers the worker; `stop` ends it and leaves no thread behind."""
 
-    def __init__(
-        self,
-        options: WorkerOptions,
-        *,
-        observer: Observer | None = None,
-        pipelines: Pipelines | None = None,
-    ) -> None:
-        """`observer` is told about lost elements; the default one logs them. Tasks open their
-        pipelines with `pipelines`.
-        """
+    def __init__(self, options: WorkerOptions, *, pipelines: Pipelines | None = None) -> None:
+        """Tasks open their pipelines with `pipelines`."""
         require("a worker", "memfd_create")
         self._options = options
-        self._observer = observer or Observer()
         self._pipelines = pipelines or Pipelines()
         self.uid = secrets.randbits(62) + 1  # identifies this process
         self._credentials = credentials_of_server(options)
@@ -125,20 +115,18 @@ class Worker:
             credentials=own, keys=None if own is None else self._data_keys,
             checksums=options.payload_checksums,
         )  # fmt: skip
-        self.tasks = RunningTasks(self._make, self._blocks.sessions, self._observer)
+        self.tasks = RunningTasks(self._make, self._blocks.sessions)
         self._errors = ReadErrors()
         self._host = HostWatch()
         self._needs = TaskDependencies(
-            self._dispatcher, threading.Semaphore(STARTING), self._pipelines, self._observer,
+            self._dispatcher, threading.Semaphore(STARTING), self._pipelines,
             self.tasks.report, Datasets(self._dispatcher), self._errors,
         )  # fmt: skip
         self._servicer = TfDataWorkerServicer(self.tasks.runner_of)
-        self.consumers = TaskConsumers(
-            self._blocks.sessions, self._servicer, self._dispatcher, self._observer
-        )
+        self.consumers = TaskConsumers(self._blocks.sessions, self._servicer, self._dispatcher)
         self.idle = IdleTasks(
             self.tasks.unfinished, self.consumers.read_tasks, self.consumers.forget_left,
-            self._observer, budget_bytes, options.expected_s, options.kept_pipelines,
+            budget_bytes, options.expected_s, options.kept_pipelines,
         )  # fmt: skip
         self._bundle_reports = BundleReports()
         self._streams = StreamWriters(self.uid, self._dispatcher, options)
@@ -217,7 +205,7 @@ class Worker:
 
         With `drain`, the worker first returns unstarted splits. It then delivers begun splits to
         consumers and commits chunks being saved, within the drain timeout. Returns False if
-        elements of a task that is being read were dropped; the observer gets the details.
+        elements of a task that is being read were dropped; the log has the details.
         """
         if self._stopping.is_set():
             return True
@@ -319,7 +307,7 @@ class Worker:
                 is_read = self.consumers.is_read(task_id)
                 delivered &= not is_read
                 runner.pipeline.report(dropped=what.elements)
-                self._observer.dropped(
+                losses.dropped(
                     runner.task, what,
                     is_read=is_read, drain_timeout_ms=self._options.drain_timeout_ms,
                 )  # fmt: skip

@@ -16,9 +16,8 @@ from tensorflow.data.experimental import service as stock
 from forebay import service
 from forebay.service.delivery.in_flight import FIRST
 from forebay.service.proto import forebay_pb2 as pb
-from forebay.service.worker import WorkerOptions
+from forebay.service.worker import WorkerOptions, losses
 from forebay.service.worker.metrics import COUNTS, PARKED, SHED
-from forebay.service.worker.observer import Observer, Undelivered
 from forebay.service.worker.tasks import WorkerTask
 from forebay.service.worker.worker import Worker
 
@@ -30,14 +29,14 @@ OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
 ELEMENTS = 500
 
 
-class Losses(Observer):
+class Losses:
     """Counts what is lost."""
 
     def __init__(self) -> None:
         self.shed_elements = 0
         self.unfinished: list[int] = []  # tasks
 
-    def parked(self, task: pb.Task, what: Undelivered) -> None:
+    def parked(self, task: pb.Task, what: losses.Undelivered) -> None:
         if what.unfinished:
             self.unfinished.append(task.task_id)
 
@@ -56,14 +55,12 @@ class Workers:
 
     def __init__(self, dispatcher: DispatcherProcess) -> None:
         self.dispatcher = dispatcher
-        self.observer = Losses()
+        self.losses = Losses()
         self.all: list[Worker] = []
 
     def start(self, **options: Any) -> Worker:
         settings = {"kept_pipelines": 0, "expected_s": 0.1, **options}
-        running = Worker(
-            WorkerOptions(dispatcher=self.dispatcher.address, **settings), observer=self.observer
-        )
+        running = Worker(WorkerOptions(dispatcher=self.dispatcher.address, **settings))
         running.start()
         self.all.append(running)
         return running
@@ -76,8 +73,10 @@ class Workers:
 
 
 @pytest.fixture
-def workers(dispatcher: DispatcherProcess) -> Iterator[Workers]:
+def workers(dispatcher: DispatcherProcess, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
     started = Workers(dispatcher)
+    monkeypatch.setattr(losses, "parked", started.losses.parked)
+    monkeypatch.setattr(losses, "shed", started.losses.shed)
     yield started
     for worker in started.all:
         worker.stop()
@@ -120,7 +119,7 @@ def test_the_next_reader_gets_buffered_elements_and_unstarted_splits(
             got += [int(element[0]) for element in itertools.islice(elements, 60)]
         workers.wait_until_parked()
         wait_until(lambda: not task_threads())
-    assert not workers.observer.unfinished and not workers.observer.shed_elements
+    assert not workers.losses.unfinished and not workers.losses.shed_elements
     with read(dispatcher.target, dataset_id) as elements:
         got += [int(element[0]) for element in elements]
     assert sorted(got) == [*range(ELEMENTS)]
@@ -190,11 +189,11 @@ def test_the_buffers_of_all_abandoned_jobs_share_a_bound(
             assert len([*itertools.islice(elements, 20)]) == 20
     workers.wait_until_parked()
     wait_until(lambda: worker.idle.budget.held <= 6 << 20)
-    assert workers.observer.shed_elements or workers.observer.unfinished
+    assert workers.losses.shed_elements or workers.losses.unfinished
     counted: list[Any] = worker.tasks.counts(COUNTS)
     parked, shed = ([one.value for one in counted if one.family is of] for of in (PARKED, SHED))
     assert parked == 8 * [1]
-    assert sum(shed) == workers.observer.shed_elements
+    assert sum(shed) == workers.losses.shed_elements
     wait_until(lambda: not task_threads())
     with service.read(
         dispatcher.target, dataset_id, processing_mode=DYNAMIC, job_name="job 0"

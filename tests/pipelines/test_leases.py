@@ -20,7 +20,6 @@ from forebay.service.pipelines import SplitRange
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker.lease_reports import LeaseReports
 from forebay.service.worker.leases import LeaseFeed
-from forebay.service.worker.observer import Observer
 
 KEPT = 1 << 40  # what is kept of a lease is called
 
@@ -59,8 +58,7 @@ def test_what_may_be_left_early_is_leased_when_it_is_needed() -> None:
     """Leased ahead, an input that its pipeline does not choose again is lost to the others."""
     dispatcher = cast(DispatcherClient, Dispatcher())
     feeds = [
-        LeaseFeed(dispatcher, task, [ev.SplitSource(count=10, singly=True)], Observer())
-        for task in (1, 2)
+        LeaseFeed(dispatcher, task, [ev.SplitSource(count=10, singly=True)]) for task in (1, 2)
     ]
     leased = [feed.next_range(0, 0, endless=False) for _ in range(5) for feed in feeds]
     assert [(own.first, own.count) for own in leased if own] == [(i, 1) for i in range(10)]
@@ -71,7 +69,7 @@ def test_what_may_be_left_early_is_leased_when_it_is_needed() -> None:
 def test_a_lease_without_the_names_of_its_splits_is_not_taken_for_an_empty_one() -> None:
     dispatcher = cast(DispatcherClient, Dispatcher())
     saved = ev.SplitSource(saved_chunks=ev.SavedChunks(path="/save"))
-    feed = LeaseFeed(dispatcher, 1, [saved], Observer())
+    feed = LeaseFeed(dispatcher, 1, [saved])
     with pytest.raises(ProtocolError, match=r"1 splits of source 0 .* 0 names"):
         feed.next_range(0, 0, endless=False)
     feed.close()
@@ -80,9 +78,7 @@ def test_a_lease_without_the_names_of_its_splits_is_not_taken_for_an_empty_one()
 def test_leases_do_not_grow_while_processes_are_given_their_first_splits() -> None:
     """That is fast, and says nothing of how long splits take."""
     dispatcher = Dispatcher(1000)
-    feed = LeaseFeed(
-        cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1000)], Observer(), 4
-    )
+    feed = LeaseFeed(cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1000)], 4)
     for _ in range(4):
         assert feed.next_range(0, 0, endless=False)
     feed.close()  # when the lease ahead was asked for
@@ -92,9 +88,7 @@ def test_leases_do_not_grow_while_processes_are_given_their_first_splits() -> No
 def test_a_draining_worker_hands_back_what_no_process_has_begun() -> None:
     """Of the lease that is being worked on as well."""
     dispatcher = Dispatcher(1000, least=160)
-    feed = LeaseFeed(
-        cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1000)], Observer(), 2
-    )
+    feed = LeaseFeed(cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1000)], 2)
     given = [feed.next_range(0, 0, endless=False) for _ in range(3)]
     assert given == [SplitRange(first, 10, 0) for first in (0, 10, 20)]
     feed.drain(time.monotonic() + 60)
@@ -108,9 +102,7 @@ def test_a_draining_worker_hands_back_what_no_process_has_begun() -> None:
 
 def test_a_worker_that_was_told_to_drain_when_all_it_was_given_is_begun_keeps_no_lease() -> None:
     dispatcher = Dispatcher(1000, least=160)
-    feed = LeaseFeed(
-        cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1000)], Observer(), 2
-    )
+    feed = LeaseFeed(cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1000)], 2)
     feed.next_range(0, 0, endless=False)
     feed.pause()  # and what is to be handed back is not yet
     assert feed.next_range(0, 0, endless=False) is None
@@ -132,9 +124,7 @@ def test_a_drain_does_not_overtake_the_lease_that_is_on_its_way() -> None:
             return super().call(request, _, **how)
 
     dispatcher = Slow(1000, least=160)
-    feed = LeaseFeed(
-        cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1000)], Observer(), 2
-    )
+    feed = LeaseFeed(cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1000)], 2)
     feed.next_range(0, 0, endless=False)
     asked.wait()
     feed._leases[0].hand_back(0.01)
@@ -159,9 +149,7 @@ def test_a_drain_tells_what_was_dropped_until_it_is_heard() -> None:
 
     output = FirstComeOutput()
     reports = LeaseReports(output)
-    feed = LeaseFeed(
-        cast(DispatcherClient, Away()), 1, [ev.SplitSource(count=1)], Observer(), reports=reports
-    )
+    feed = LeaseFeed(cast(DispatcherClient, Away()), 1, [ev.SplitSource(count=1)], reports=reports)
     output.put(Block(3, (Component(np.arange(3)),)))
     output.cancel()
     for _ in range(3):
@@ -174,7 +162,7 @@ def test_a_drain_tells_what_was_dropped_until_it_is_heard() -> None:
 def test_a_task_that_nobody_reads_leases_nothing(comes: str) -> None:
     dispatcher, output = Dispatcher(1), FirstComeOutput()
     feed = LeaseFeed(
-        cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1)], Observer(),
+        cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1)],
         when_opened=output.when_opened,
     )  # fmt: skip
     with ThreadPoolExecutor(1) as pool:
@@ -202,7 +190,7 @@ def test_a_task_that_was_opened_before_its_feed_leases_at_once() -> None:
     dispatcher, output = Dispatcher(1), FirstComeOutput()
     output.open(ANY)
     feed = LeaseFeed(
-        cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1)], Observer(),
+        cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1)],
         when_opened=output.when_opened,
     )  # fmt: skip
     assert feed.next_range(0, 0, endless=False) == SplitRange(0, 1, 0)
@@ -226,7 +214,7 @@ class Silent(Dispatcher):
 def test_a_drain_does_not_wait_for_what_an_unread_task_has_asked() -> None:
     dispatcher = Silent(1)
     feed = LeaseFeed(
-        cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1)], Observer(),
+        cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1)],
         when_opened=FirstComeOutput().when_opened,
     )  # fmt: skip
     with ThreadPoolExecutor(1) as pool:
@@ -244,7 +232,7 @@ def test_a_drain_does_not_wait_for_what_an_unread_task_has_asked() -> None:
 def test_closing_without_waiting_leaves_a_silent_dispatcher_to_others() -> None:
     """A worker cancels its tasks one after the other."""
     dispatcher = Silent()
-    feed = LeaseFeed(cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=10)], Observer())
+    feed = LeaseFeed(cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=10)])
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(feed.next_range, 0, 0, False)
         assert dispatcher.called.wait(60)

@@ -30,7 +30,6 @@ from forebay.service.pipelines.tf_data.split_sources import require_splittable, 
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.saved_chunks import look
 from forebay.service.worker.leases import LeaseFeed
-from forebay.service.worker.observer import Observer
 
 from ..core.given import Given
 from .compositions import Compositions, build, write_files, write_save
@@ -101,7 +100,7 @@ class Cluster:
 
         def run(task_id: int) -> list[int]:
             dispatcher = cast(DispatcherClient, self)
-            feed = LeaseFeed(dispatcher, task_id, self._sources, Observer())
+            feed = LeaseFeed(dispatcher, task_id, self._sources)
             pipeline = TfDataPipeline(self._graph, element_spec=self._dataset.element_spec)
             blocks = pipeline.run(feed).blocks()
             got: list[int] = []

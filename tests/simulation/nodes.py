@@ -14,7 +14,6 @@ from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import FailedPrecondition, NotFound, PipelineError, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker import WorkerOptions
-from forebay.service.worker.observer import Observer, Undelivered
 from forebay.service.worker.worker import Worker
 
 from .kernel import Kernel, Process
@@ -89,28 +88,6 @@ class Node(ABC):
             self.process.resume()
 
 
-class Watch(Observer):
-    """Tells the oracle what a worker says is lost."""
-
-    def __init__(self, oracle: Oracle) -> None:
-        self._oracle = oracle
-
-    def not_handed_back(self, task_id: int, source: int, error: BaseException) -> None:
-        self._oracle.not_handed_back.add(task_id)
-
-    def parked(self, task: pb.Task, what: Undelivered) -> None:
-        if what.unfinished:
-            self._oracle.let_go.add(task.task_id)
-
-    def shed(self, task: pb.Task, elements: int) -> None:
-        self._oracle.let_go.add(task.task_id)
-
-    def dropped(
-        self, task: pb.Task, what: Undelivered, *, is_read: bool, drain_timeout_ms: int
-    ) -> None:
-        self._oracle.dropped.add(task.task_id)
-
-
 class WorkerNode(Node):
     """A worker's place."""
 
@@ -138,9 +115,7 @@ class WorkerNode(Node):
         return self._worker.uid if self._worker is not None else 0
 
     def main(self) -> None:
-        self._worker = running = Worker(
-            self.options, observer=Watch(self.kernel.oracle), pipelines=self._pipelines
-        )
+        self._worker = running = Worker(self.options, pipelines=self._pipelines)
         try:
             running.start()
         except Unavailable:

@@ -36,6 +36,8 @@ import forebay.service.dispatcher.server
 import forebay.service.pipelines.python.stored
 import forebay.service.worker.worker  # noqa: F401
 from forebay.service.client.deferred_closer import Closable, DeferredCloser
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.worker import losses as real_losses
 
 from .calls import grpc
 from .disk import os
@@ -84,6 +86,30 @@ class InOrder(dict[Any, None]):
         self.pop(item, None)
 
 
+class Losses:
+    """`losses`, of workers: tells the oracle what they say is lost."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(real_losses, name)
+
+    @staticmethod
+    def not_handed_back(task_id: int, source: int, error: BaseException) -> None:
+        kernel().oracle.not_handed_back.add(task_id)
+
+    @staticmethod
+    def parked(task: pb.Task, what: real_losses.Undelivered) -> None:
+        if what.unfinished:
+            kernel().oracle.let_go.add(task.task_id)
+
+    @staticmethod
+    def shed(task: pb.Task, elements: int) -> None:
+        kernel().oracle.let_go.add(task.task_id)
+
+    @staticmethod
+    def dropped(task: pb.Task, what: real_losses.Undelivered, **_: object) -> None:
+        kernel().oracle.dropped.add(task.task_id)
+
+
 _chance = Chance()
 REPLACED: list[tuple[ModuleType, object]] = [
     (real_threading, threading),
@@ -96,6 +122,7 @@ REPLACED: list[tuple[ModuleType, object]] = [
     (real_random, _chance),
     (real_secrets, _chance),
     (real_uuid, _chance),
+    (real_losses, Losses()),
 ]
 _BY_ID = {id(real): replacement for real, replacement in REPLACED}
 

@@ -29,7 +29,6 @@ from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto.python_pb2 import PythonDataset
 from forebay.service.worker.bundle_reports import BundleReports
 from forebay.service.worker.bundle_tasks import BundleTask
-from forebay.service.worker.observer import Observer
 from forebay.service.worker.read_errors import MOST_ERRORS, ReadErrors
 from forebay.service.worker.task_pipeline import Pipelines
 from forebay.service.worker.task_states import Ended
@@ -119,7 +118,7 @@ class Task:
         self.runner = BundleTask(
             pb.Task(task_id=1, job_id=JOB, num_sources=1, order=order), self.output,
             TaskDependencies(
-                dispatcher, threading.Semaphore(), pipelines, Observer(),
+                dispatcher, threading.Semaphore(), pipelines,
                 lambda _, event: self.reports.append(event) or [],  # type: ignore[func-returns-value]
                 errors=self.errors,
             ),

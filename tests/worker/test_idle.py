@@ -20,7 +20,6 @@ from forebay.service.pipelines import SplitFeed
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker import idle as idle_module
 from forebay.service.worker.idle import Decided, IdleTask, IdleTasks, decide
-from forebay.service.worker.observer import Observer
 from forebay.service.worker.task_pipeline import Pipelines
 from forebay.service.worker.task_states import Complete
 from forebay.service.worker.tasks import TaskDependencies, TaskRunner
@@ -118,13 +117,11 @@ def make() -> Iterator[Callable[[Splits], tuple[TaskRunner, IdleTasks, set[int]]
             pb.Task(task_id=1, num_sources=1), FirstComeOutput(1000),
             TaskDependencies(
                 splits,  # type: ignore[arg-type]
-                threading.Semaphore(), OneAnElement(), Observer(), lambda *_: [Complete(1)],
+                threading.Semaphore(), OneAnElement(), lambda *_: [Complete(1)],
             ),
         )  # fmt: skip
         read: set[int] = set()
-        tasks = IdleTasks(
-            lambda: [runner], lambda: set(read), lambda: None, Observer(), 1 << 30, 0, 0
-        )
+        tasks = IdleTasks(lambda: [runner], lambda: set(read), lambda: None, 1 << 30, 0, 0)
         made.append((runner, tasks))
         runner.start()
         return runner, tasks, read
@@ -263,7 +260,7 @@ def test_each_check_asks_a_silent_dispatcher_only_once(
         )  # fmt: skip
 
     runners = [parked(task_id) for task_id in range(3)]
-    tasks = IdleTasks(lambda: runners, set, lambda: None, Observer(), 1 << 30, 0, 0)
+    tasks = IdleTasks(lambda: runners, set, lambda: None, 1 << 30, 0, 0)
     tasks._check(False)
     assert len(asked) == 1
     if not stops:

@@ -27,7 +27,6 @@ from forebay.service.delivery import (
 from forebay.service.errors import ForebayError, NotFound, PipelineError, Unavailable
 from forebay.service.pipelines import SkipReport, SplitFeed
 from forebay.service.proto import forebay_pb2 as pb
-from forebay.service.worker.observer import Observer
 from forebay.service.worker.task_pipeline import Datasets, Pipelines
 from forebay.service.worker.task_states import Complete, Ended, HandedOut
 from forebay.service.worker.tasks import DeliveryCounter, TaskDependencies, TaskRunner
@@ -67,7 +66,7 @@ class Untravelled(Pipelines):
 
 
 def needs(dispatcher: Any, pipelines: Pipelines, report: Any) -> TaskDependencies:
-    return TaskDependencies(dispatcher, threading.Semaphore(), pipelines, Observer(), report)
+    return TaskDependencies(dispatcher, threading.Semaphore(), pipelines, report)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # it is a bug
