@@ -4,23 +4,21 @@ The fork inherits the locks that gRPC's threads held, and nobody releases them t
 process in a hundred hangs when it opens a channel. DataLoaders and users fork, so the fork starts
 a helper program (this file) that makes its calls. The program ends with the fork.
 
-For each call, the fork passes a socket to the program and sends frames over it: method, address,
-timeout, the names of the credentials' files, request. The program sends back the status, its
+For each call, the fork passes a socket to the program and sends a pickle over it: method, address,
+credentials (the names of files), timeout and request. The program sends back the status, its
 details, the leader's address and the answer.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import os
+import pickle
 import signal
 import socket
-import struct
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -32,10 +30,13 @@ from .credentials import Credentials, LoadedCredentials
 from .grpc_server import DISPATCHER_CHANNEL_OPTIONS, LEADER_KEY, connect
 from .requests import ask
 
-_LENGTH = struct.Struct("<Q")
-
 LATER_S = 5.0
 """How much longer than a call's timeout the fork waits, before it considers the program hung."""
+
+_Answer = tuple[str, str, str, bytes]
+"""The status ("": it is OK), its details, the leader's address, and the answer."""
+
+_ENDED = OSError, EOFError, pickle.UnpicklingError  # the other end has gone or hangs
 
 _used = False
 _is_needed = False
@@ -93,9 +94,7 @@ class RelayedChannel:
     """The part of grpc.Channel that a dispatcher's client uses. Thread-safe."""
 
     def __init__(self, address: str, credentials: Credentials | None = None) -> None:
-        self._address = address
-        files = None if credentials is None else dataclasses.asdict(credentials)
-        self._credentials = json.dumps(files)
+        self._to = address, credentials
         self._calls: set[socket.socket] = set()
         self._closed = False
 
@@ -103,16 +102,12 @@ class RelayedChannel:
         def call(request: bytes, *, timeout: float, metadata: object = ()) -> bytes:
             if self._closed:
                 raise ValueError("the channel is closed")
-            asked = [method, self._address, str(timeout), self._credentials]
             try:
-                frames = [*map(str.encode, asked), request]
-                code, details, leader, answer = self._relayed(frames, timeout + LATER_S)
-            except (OSError, EOFError) as error:  # the program ended or hangs, or we are closed
+                code, details, leader, answer = self._relayed(method, request, timeout)
+            except _ENDED as error:  # the program ended or hangs, or we are closed
                 raise RelayedError(grpc.StatusCode.UNAVAILABLE, f"the relay: {error!r}") from error
             if code:
-                raise RelayedError(
-                    grpc.StatusCode[code.decode()], details.decode(), leader.decode()
-                )
+                raise RelayedError(grpc.StatusCode[code], details, leader)
             return answer
 
         return call
@@ -121,16 +116,17 @@ class RelayedChannel:
         call = self.unary_unary(method)
         return lambda pieces, **options: call(b"".join(pieces), **options)
 
-    def _relayed(self, frames: Sequence[bytes], timeout_s: float) -> list[bytes]:
-        with _passed() as own:
-            own.settimeout(timeout_s)
+    def _relayed(self, method: str, request: bytes, timeout_s: float) -> _Answer:
+        with _passed() as own, own.makefile("rwb") as pipe:
+            own.settimeout(timeout_s + LATER_S)
             self._calls.add(own)
             try:
                 if self._closed:
                     raise EOFError("closed")
-                for frame in frames:
-                    _send(own, frame)
-                return [_receive(own) for _ in range(4)]
+                pickle.dump((method, *self._to, timeout_s, request), pipe)
+                pipe.flush()
+                answer: _Answer = pickle.load(pipe)
+                return answer
             finally:
                 self._calls.discard(own)
 
@@ -166,25 +162,6 @@ def _passed() -> socket.socket:
     return own
 
 
-def _send(end: socket.socket, frame: bytes) -> None:
-    end.sendall(_LENGTH.pack(len(frame)) + frame)
-
-
-def _receive(end: socket.socket) -> bytes:
-    (size,) = _LENGTH.unpack(_exactly(end, _LENGTH.size))
-    return _exactly(end, size)
-
-
-def _exactly(end: socket.socket, size: int) -> bytes:
-    parts = []
-    while size:
-        if not (part := end.recv(min(size, 1 << 20))):
-            raise EOFError("it ended")
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
-
-
 # -- the program -----------------------------------------------------------------------------------
 
 
@@ -198,42 +175,41 @@ def _serve(control: socket.socket) -> None:
         if not message:
             os._exit(0)
         end = socket.socket(fileno=descriptors[0])
-        threading.Thread(target=_answer, args=(end, channels), daemon=True).start()
+        threading.Thread(target=_serve_call, args=(end, channels), daemon=True).start()
 
 
 _Channels = dict[tuple[str, Credentials | None], tuple[LoadedCredentials | None, grpc.Channel]]
 """By address and credentials: the files' content with which each was made, and the channel."""
 
 
-def _answer(end: socket.socket, channels: _Channels) -> None:
-    with end:
-        try:
-            method, address, timeout, files = (_receive(end).decode() for _ in range(4))
-            request = _receive(end)
-            named = json.loads(files)
-            found = [b"", b"", b"", b""]
-            try:
-                credentials = None if named is None else Credentials(**named)
-                loaded = None if credentials is None else credentials.loaded()
-                with _lock:
-                    made = channels.get((address, credentials))
-                    if made is None or made[0] is not loaded:
-                        channel = connect(address, DISPATCHER_CHANNEL_OPTIONS, credentials)
-                        made = channels[address, credentials] = loaded, channel
-                metadata = () if loaded is None else loaded.metadata
-                found[3] = ask(made[1], method, request, timeout=float(timeout), metadata=metadata)
-            except grpc.RpcError as error:
-                said: Any = error
-                leader = dict(said.trailing_metadata() or ()).get(LEADER_KEY, "")
-                found[:3] = [
-                    text.encode() for text in (said.code().name, said.details() or "", leader)
-                ]
-            except ForebayError as error:  # the credentials' files cannot be used
-                found[:2] = [status_of(error).encode(), str(error).encode()]
-            for frame in found:
-                _send(end, frame)
-        except (OSError, EOFError):
-            pass  # nobody waits for the answer any more
+def _serve_call(end: socket.socket, channels: _Channels) -> None:
+    with contextlib.suppress(*_ENDED), end, end.makefile("rwb") as pipe:  # nobody waits any more
+        pickle.dump(_answer(channels, *pickle.load(pipe)), pipe)
+
+
+def _answer(
+    channels: _Channels,
+    method: str,
+    address: str,
+    credentials: Credentials | None,
+    timeout_s: float,
+    request: bytes,
+) -> _Answer:
+    try:
+        loaded = None if credentials is None else credentials.loaded()
+        with _lock:
+            made = channels.get((address, credentials))
+            if made is None or made[0] is not loaded:
+                channel = connect(address, DISPATCHER_CHANNEL_OPTIONS, credentials)
+                made = channels[address, credentials] = loaded, channel
+        metadata = () if loaded is None else loaded.metadata
+        return "", "", "", ask(made[1], method, request, timeout=timeout_s, metadata=metadata)
+    except grpc.RpcError as error:
+        said: Any = error
+        leader = dict(said.trailing_metadata() or ()).get(LEADER_KEY, "")
+        return said.code().name, said.details() or "", leader, b""
+    except ForebayError as error:  # the credentials' files cannot be used
+        return status_of(error), str(error), "", b""
 
 
 if __name__ == "__main__":
