@@ -3,15 +3,15 @@
 The measure is how long the sender is busy for each byte of elements. Without compression, this is
 the time that the socket blocks: almost none while the network keeps up, and otherwise the network's
 time for a byte. With compression, it is the time to compress and then to send, as far as the
-socket's buffer does not overlap them. `CodecChoice` compares both: it picks a codec by samples of a
+socket's buffer does not overlap them. `Packer` compares both: it picks a codec by samples of a
 block, tries it, and keeps it if it is faster.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
 
 from ...journal.proto import events_pb2 as ev
 from ..blocks import Encodings
@@ -29,63 +29,6 @@ LEAST_BYTES = 1 << 10  # of a payload that is compressed
 _CODECS: dict[int, str] = {ev.ZSTD: "zstd", ev.LZ4: "lz4"}
 
 
-class Sample(NamedTuple):
-    """A codec's measurements on a piece of a block."""
-
-    ratio: float  # compressed to uncompressed
-    s_per_byte: float  # to compress, by uncompressed size
-
-
-class CodecChoice:
-    """Which codec to use now, if any. Pure: it decides from the measurements that it is told."""
-
-    def __init__(self) -> None:
-        self.codec: str | None = None
-        self.wants_samples = False
-        self._plain_s_per_byte = 0.0  # when last measured without compression
-        self._bytes = 0  # in this window
-        self._busy_s = 0.0
-        self._left = 1  # windows until the next comparison
-
-    def sent(self, raw_bytes: int, busy_s: float) -> None:
-        """Blocks of `raw_bytes`, before compression by `codec`, were compressed and sent in
-        `busy_s`."""
-        self._bytes += raw_bytes
-        self._busy_s += busy_s
-        if self._busy_s < WINDOW_S and self._bytes < WINDOW_BYTES:
-            return
-        s_per_byte = self._busy_s / max(1, self._bytes)
-        self._left -= 1
-        if self.codec is not None and (
-            self._left <= 0 or s_per_byte > GAIN * self._plain_s_per_byte
-        ):
-            self.use(None)  # it did not pay; or one window measures the network again
-            return
-        self._bytes, self._busy_s = 0, 0.0
-        if self.codec is None:
-            self._plain_s_per_byte = s_per_byte
-            if self._left <= 0:
-                self._left = PERIOD
-                self.wants_samples = s_per_byte > FAST_S_PER_BYTE
-
-    def sampled(self, samples: Mapping[str, Sample]) -> None:
-        """Choose a codec by its results on the current blocks, if any is worth a try."""
-        self.wants_samples = False
-        plain = self._plain_s_per_byte
-        expected = {
-            codec: max(sample.s_per_byte, sample.ratio * plain)
-            for codec, sample in samples.items()
-            if sample.ratio <= USELESS
-        }
-        best = min(expected, key=expected.__getitem__, default=None)
-        self.use(best if best is not None and expected[best] <= GAIN * plain else None)
-
-    def use(self, codec: str | None) -> None:
-        """Begin a window with this codec."""
-        self.codec = codec
-        self._bytes, self._busy_s = 0, 0.0
-
-
 class Packer:
     """Compresses the blocks of one connection; used by the thread that sends them.
 
@@ -96,9 +39,11 @@ class Packer:
     def __init__(self, known: Collection[str], *, far: bool) -> None:
         self._known = [codec for codec in codecs.CODECS if codec in known]
         self._far = far
-        self._choice = CodecChoice()
-        self._raw_bytes = 0  # since the last `sent`
-        self._packing_s = 0.0
+        self._codec: str | None = None  # that MEASURED uses now
+        self._plain_s_per_byte = 0.0  # when last measured without compression
+        self._bytes, self._busy_s = 0, 0.0  # in this window, before compression and with it
+        self._is_over = False  # the window
+        self._left = 1  # windows until the next comparison
 
     def pack(
         self,
@@ -118,19 +63,40 @@ class Packer:
             return self._packed(_CODECS.get(compression), buffers, encodings)
         if not self._far:
             return None
-        self._raw_bytes += size
-        if self._choice.wants_samples:
-            self._choice.sampled(self._samples(buffers))
-        packed = self._packed(self._choice.codec, buffers, encodings)
-        if self._choice.codec is not None and (packed is None or len(packed[1]) > USELESS * size):
-            self._choice.use(None)
+        if self._is_over:
+            self._codec = self._choice(max(buffers, key=len))
+            self._bytes, self._busy_s, self._is_over = 0, 0.0, False
+        self._bytes += size
+        packed = self._packed(self._codec, buffers, encodings)
+        if packed is None or len(packed[1]) > USELESS * size:
+            self._codec = None
         return packed
 
     def sent(self, seconds: float) -> None:
         """The blocks packed since the last call were sent in so many seconds."""
-        if self._raw_bytes:
-            self._choice.sent(self._raw_bytes, self._packing_s + seconds)
-        self._raw_bytes, self._packing_s = 0, 0.0
+        self._busy_s += seconds
+        is_full = self._busy_s >= WINDOW_S or self._bytes >= WINDOW_BYTES
+        self._is_over = is_full and self._bytes > 0
+
+    def _choice(self, buffer: memoryview) -> str | None:
+        """The codec for the next window, after this one."""
+        s_per_byte = self._busy_s / self._bytes
+        self._left -= 1
+        if self._codec is not None:
+            # Without it, if it did not pay, or for one window, which measures the network again.
+            pays = s_per_byte <= GAIN * self._plain_s_per_byte
+            return self._codec if pays and self._left > 0 else None
+        self._plain_s_per_byte = s_per_byte
+        if self._left > 0:
+            return None
+        self._left = PERIOD
+        if s_per_byte <= FAST_S_PER_BYTE:
+            return None
+        start = max(0, len(buffer) - SAMPLE_BYTES) // 2
+        piece = buffer[start : start + SAMPLE_BYTES]
+        expected = {codec: _expected(codec, piece, s_per_byte) for codec in self._known}
+        best = min(expected, key=expected.__getitem__)
+        return best if expected[best] <= GAIN * s_per_byte else None
 
     def _packed(
         self, codec: str | None, buffers: Sequence[memoryview], encodings: Encodings | None
@@ -141,24 +107,22 @@ class Packer:
         def pack() -> bytes | None:
             begun = time.perf_counter()
             packed = codecs.pack(codec, codecs.join(buffers))
-            self._packing_s += time.perf_counter() - begun
+            self._busy_s += time.perf_counter() - begun
             return packed
 
-        # `_packing_s` excludes waiting for another connection that packs the same payload.
+        # `_busy_s` excludes waiting for another connection that packs the same payload.
         packed = pack() if encodings is None else encodings.get(codec, pack)
         return None if packed is None else (codec, packed)
 
-    def _samples(self, buffers: Sequence[memoryview]) -> dict[str, Sample]:
-        largest = max(buffers, key=len)
-        start = max(0, len(largest) - SAMPLE_BYTES) // 2
-        piece = largest[start : start + SAMPLE_BYTES]
-        return {codec: _sample(codec, piece) for codec in self._known}
 
-
-def _sample(codec: str, piece: memoryview) -> Sample:
+def _expected(codec: str, piece: memoryview, plain_s_per_byte: float) -> float:
+    """Seconds for a byte, by the slower of compressing and sending; infinite if it is useless."""
     seconds = []
     for _ in range(2):  # one may have waited for the interpreter lock
         begun = time.perf_counter()
         packed = codecs.pack(codec, piece)
         seconds.append(time.perf_counter() - begun)
-    return Sample(1.0 if packed is None else len(packed) / len(piece), min(seconds) / len(piece))
+    ratio = 1.0 if packed is None else len(packed) / len(piece)
+    if ratio > USELESS:
+        return math.inf
+    return max(min(seconds) / len(piece), ratio * plain_s_per_byte)
