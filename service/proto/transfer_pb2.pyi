@@ -46,7 +46,7 @@ class Hello(_message.Message):
     def __init__(self, version: _Optional[int] = ..., consumer_id: _Optional[int] = ..., worker_uid: _Optional[int] = ..., shares_memory: bool = ..., codecs: _Optional[_Iterable[str]] = ..., token: _Optional[str] = ..., credential: _Optional[bytes] = ...) -> None: ...
 
 class Read(_message.Message):
-    __slots__ = ("task_id", "any", "slice", "rounds", "cached", "received", "subscription", "cut")
+    __slots__ = ("task_id", "any", "slice", "rounds", "cached", "received", "subscription")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     ANY_FIELD_NUMBER: _ClassVar[int]
     SLICE_FIELD_NUMBER: _ClassVar[int]
@@ -54,7 +54,6 @@ class Read(_message.Message):
     CACHED_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
-    CUT_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     any: Any
     slice: Slice
@@ -62,18 +61,11 @@ class Read(_message.Message):
     cached: Cached
     received: int
     subscription: int
-    cut: CutBlock
-    def __init__(self, task_id: _Optional[int] = ..., any: _Optional[_Union[Any, _Mapping]] = ..., slice: _Optional[_Union[Slice, _Mapping]] = ..., rounds: _Optional[_Union[Rounds, _Mapping]] = ..., cached: _Optional[_Union[Cached, _Mapping]] = ..., received: _Optional[int] = ..., subscription: _Optional[int] = ..., cut: _Optional[_Union[CutBlock, _Mapping]] = ...) -> None: ...
+    def __init__(self, task_id: _Optional[int] = ..., any: _Optional[_Union[Any, _Mapping]] = ..., slice: _Optional[_Union[Slice, _Mapping]] = ..., rounds: _Optional[_Union[Rounds, _Mapping]] = ..., cached: _Optional[_Union[Cached, _Mapping]] = ..., received: _Optional[int] = ..., subscription: _Optional[int] = ...) -> None: ...
 
 class CutBlock(_message.Message):
-    __slots__ = ("bytes", "checksum", "codec")
-    BYTES_FIELD_NUMBER: _ClassVar[int]
-    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
-    CODEC_FIELD_NUMBER: _ClassVar[int]
-    bytes: int
-    checksum: int
-    codec: str
-    def __init__(self, bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., codec: _Optional[str] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Any(_message.Message):
     __slots__ = ("hands_back",)
@@ -208,7 +200,7 @@ class Welcome(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class Block(_message.Message):
-    __slots__ = ("task_id", "number", "count", "components", "slab", "packed", "bundle", "index", "subscription", "skipped", "checksum", "resumes_at")
+    __slots__ = ("task_id", "number", "count", "components", "slab", "packed", "bundle", "index", "subscription", "skipped", "checksum")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -220,7 +212,6 @@ class Block(_message.Message):
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
-    RESUMES_AT_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     number: int
     count: int
@@ -232,8 +223,7 @@ class Block(_message.Message):
     subscription: int
     skipped: int
     checksum: int
-    resumes_at: int
-    def __init__(self, task_id: _Optional[int] = ..., number: _Optional[int] = ..., count: _Optional[int] = ..., components: _Optional[_Iterable[_Union[Component, _Mapping]]] = ..., slab: _Optional[_Union[Slab, _Mapping]] = ..., packed: _Optional[_Union[Packed, _Mapping]] = ..., bundle: _Optional[int] = ..., index: _Optional[int] = ..., subscription: _Optional[int] = ..., skipped: _Optional[int] = ..., checksum: _Optional[int] = ..., resumes_at: _Optional[int] = ...) -> None: ...
+    def __init__(self, task_id: _Optional[int] = ..., number: _Optional[int] = ..., count: _Optional[int] = ..., components: _Optional[_Iterable[_Union[Component, _Mapping]]] = ..., slab: _Optional[_Union[Slab, _Mapping]] = ..., packed: _Optional[_Union[Packed, _Mapping]] = ..., bundle: _Optional[int] = ..., index: _Optional[int] = ..., subscription: _Optional[int] = ..., skipped: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Packed(_message.Message):
     __slots__ = ("codec", "bytes")

@@ -55,7 +55,8 @@ client): three processes look at their files, and the next credential comes with
 
 _SEND_S = 10.0  # how long a send may block because the worker does not read
 _REPORT_S = 0.25  # how often the client reports blocks that were received or taken
-TOLD_S = 2.0  # an address that never could be connected for so long is worth a word
+TOLD_S = 2.0  # an address that never could be connected for so long is worth a word,
+_IN_VAIN = 5  # and so are connections that end before a block has come, as by a proxy's limit
 _GOODBYE_S = 1.0  # how long a goodbye may wait for another thread's send
 
 
@@ -118,6 +119,7 @@ class BlockClient(WorkerClient):
         self._payloads = Payloads(max_payload_bytes, map_memory)
         self._heard_at = time.monotonic()  # of the last message but pongs, connection or cut
         self._fell_silent = False  # whether the last connection timed out
+        self._in_vain = 0  # connections since the last one that brought something
         self._was_told = False  # why nothing comes
         self._goodbye: pb.ToWorker | None = None  # once `hand_back` was called
         self._goodbye_heard = False  # whether the worker has answered it
@@ -230,11 +232,12 @@ class BlockClient(WorkerClient):
             if not isinstance(error, OSError):
                 _log.warning("closed the connection: %s", error)
             fell_silent = reader is not None and isinstance(error, TimeoutError)
-            useful = self._payloads.keep_cut(reader) or useful
+            self._in_vain = 0 if useful else self._in_vain + (reader is not None)
             # A connection that was only idle for long was useful, too.
             if not useful and time.monotonic() - started_at < self._give_up_s:
                 is_away = self._addresses.answered is None and self.silent()[1] > TOLD_S
-                if (is_away or isinstance(error, TlsError)) and not self._was_told:
+                is_useless = is_away or self._in_vain >= _IN_VAIN or isinstance(error, TlsError)
+                if is_useless and not self._was_told:
                     self._was_told = True
                     _log.warning("no elements come from worker %d: %s", self.worker_uid, error)
                 raise
@@ -295,8 +298,8 @@ class BlockClient(WorkerClient):
             outbox.connect()
             if not self._fell_silent:
                 self._heard_at = time.monotonic()
-            reads = self._receiving.resume()
-            for message in self._payloads.connect(reader, reads, shares=shares):
+            self._payloads.connect(reader.peer, shares=shares)
+            for message in self._receiving.resume():
                 outbox.add(message)
             if self._goodbye is None:
                 self._give_credit(at_once=True)

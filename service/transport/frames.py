@@ -60,29 +60,12 @@ class Frame(NamedTuple):
     payload: Bytes  # starts at a multiple of ALIGNMENT in memory
 
 
-class CutFrame(NamedTuple):
-    """A frame whose connection ended in the middle of its payload."""
-
-    header: bytes
-    payload: Bytes  # of its full size
-    filled: int  # how many bytes of it came
-
-
 def encode(header: bytes, buffers: Sequence[memoryview] = ()) -> list[Buffer]:
     """A frame as buffers for `send`. The payload's `buffers` (of bytes) are not copied."""
-    return encode_padded(header, padded(buffers))
-
-
-def padded(buffers: Sequence[memoryview]) -> list[memoryview]:
-    """The parts of a payload of these buffers, with their padding; no part is empty."""
-    parts = (part for b in buffers for part in (b, _ZEROS[: padding(len(b))]))
-    return [part for part in parts if len(part)]
-
-
-def encode_padded(header: bytes, payload: Sequence[memoryview]) -> list[Buffer]:
-    """A frame whose payload, or the rest of one, is padded already."""
     if len(header) > MAX_HEADER_BYTES:
         raise ValueError(f"a frame's header is {len(header)} bytes, above {MAX_HEADER_BYTES}")
+    parts = (part for b in buffers for part in (b, _ZEROS[: padding(len(b))]))
+    payload = [part for part in parts if len(part)]  # `send` takes no empty ones
     size = sum(len(part) for part in payload)
     lengths = _LENGTHS.pack(_MAGIC, len(header), size, google_crc32c.value(header))
     return [lengths + _CHECKSUM.pack(google_crc32c.value(lengths)) + header, *payload]
@@ -140,10 +123,6 @@ class FrameReader:
         takes_descriptors: bool = False,
     ) -> None:
         self.peer = peer
-        # Takes a frame's header and payload size; returns memory for the payload, or None for any.
-        self.place: Callable[[bytes, int], Bytes | None] | None = None
-        self.cut: CutFrame | None = None
-        """The frame in whose payload `read` raised an error, if any."""
         self._takes_descriptors = takes_descriptors
         self._descriptors: collections.deque[int] = collections.deque()
         self._socket = sock
@@ -152,7 +131,6 @@ class FrameReader:
         self._ahead = memoryview(bytearray(_READ_AHEAD_BYTES))
         self._start = self._end = 0  # the part of _ahead that is filled and not used
         self._arena = Arena()
-        self._filled = 0  # bytes of the part of a frame that is being read
         self._on_tick: Callable[[], None] | None = None
         self._tick_s = 0.0
         self._ticked_at_s = 0.0
@@ -175,13 +153,8 @@ class FrameReader:
             raise ProtocolError(f"{self.peer} sent a header whose checksum is wrong")
         payload = NO_PAYLOAD
         if payload_bytes:
-            placed = None if self.place is None else self.place(header, payload_bytes)
-            payload = self._arena.take(payload_bytes) if placed is None else placed
-            try:
-                self._fill(payload.data, "payload")
-            except OSError:  # Truncated is one
-                self.cut = CutFrame(header, payload, self._filled)
-                raise
+            payload = self._arena.take(payload_bytes)
+            self._fill(payload.data, "payload")
         return Frame(header, payload)
 
     def watch(self, tick_s: float, on_tick: Callable[[], None], max_silence_s: float) -> None:
@@ -238,7 +211,7 @@ class FrameReader:
         return bytes(data)
 
     def _fill(self, target: memoryview, part: str) -> None:
-        self._filled = filled = 0
+        filled = 0
         try:
             while filled < len(target):
                 rest = len(target) - filled
@@ -250,7 +223,7 @@ class FrameReader:
                 else:
                     self._start, self._end = 0, self._receive(self._ahead, 0)
                     continue
-                self._filled = filled = filled + size
+                filled += size
         except EOFError:
             is_tls = part == "prefix" and bytes(target[: min(2, filled)]).startswith(_OF_TLS)
             raise Truncated(

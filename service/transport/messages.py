@@ -34,10 +34,6 @@ _INT64 = np.dtype(np.int64)
 Pack = Callable[[list[memoryview], int], tuple[str, bytes] | None]
 """Takes a payload's buffers and size; returns a codec and the compressed payload, or None."""
 
-Rest = Callable[[str, list[memoryview]], tuple[int, list[memoryview]]]
-"""Takes a payload's codec ("" for none) and its parts; returns how many bytes of it the consumer
-has, and the parts that follow them."""
-
 
 def parse(frame: frames.Frame, peer: str) -> pb.ToConsumer:
     """Parse a worker's message. Raises ProtocolError."""
@@ -101,15 +97,13 @@ def encode_block(
     lender: Lender | None = None,
     pack: Pack | None = None,
     subscription: int = 0,
-    rest: Rest | None = None,
     checksum: bool = False,
 ) -> tuple[list[frames.Buffer], int | None]:
     """The frame of a block that passes `block_limits.check_block`, and a descriptor or None.
 
     With a `lender`, large payloads are copied into shared memory, or passed on if they are there.
     If the memory is new to the consumer, the caller sends the descriptor along and closes it. With
-    `pack`, payloads may be compressed. `rest` cuts off the beginning that the consumer has. With
-    `checksum` the consumer compares what comes.
+    `pack`, payloads may be compressed. With `checksum` the consumer compares what comes.
     """
     message = pb.ToConsumer()
     header = message.block
@@ -165,10 +159,7 @@ def encode_block(
             header.packed.codec, data = packed
             header.packed.bytes = len(data)
             sent = [memoryview(data)]
-        sent = frames.padded(sent)
-        if rest is not None:
-            header.resumes_at, sent = rest(header.packed.codec, sent)
-    frame = frames.encode_padded(message.SerializeToString(), sent)
+    frame = frames.encode(message.SerializeToString(), sent)
     return frame, None if lent is None else lent.descriptor
 
 

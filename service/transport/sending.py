@@ -19,7 +19,6 @@ from typing import NamedTuple
 from ..blocks import Block, split
 from ..delivery import End, EndPending, Subscription, TaskOutput, TaskUnknown
 from ..errors import ProtocolError
-from ..proto import transfer_pb2 as pb
 from .messages import Key
 
 BATCH_BYTES = 256 << 10  # of small blocks are sent together
@@ -35,7 +34,6 @@ class Sent(NamedTuple):
     cost: int
     compression: int = 0  # an events_pb2.BlockCompression
     subscription: int = 0
-    cut: pb.CutBlock | None = None  # the part that its consumer has, if a connection ended in it
 
 
 class Ended(NamedTuple):
@@ -122,23 +120,15 @@ class SendBuffer:
         self.subscription.hand_back(left)
         self.close()
 
-    def resume(self, connection: Connection, cut: pb.CutBlock | None = None) -> None:
-        """Continue on another connection: resend all retained blocks.
-
-        `cut` describes the part of the first of them that has arrived. That block goes before all
-        others, so that the consumer never has parts of two blocks.
-        """
+    def resume(self, connection: Connection) -> None:
+        """Continue on another connection: resend all retained blocks."""
         if self.connection is not None:
             self.connection.asleep.pop(self, None)
         self.resend = deque(self.retained)
         self._pending = None
         self.connection = connection
         self.subscription.set_round_trip(connection.round_trip_s)
-        if cut is not None and self.resend:
-            self.resend[0] = self.resend[0]._replace(cut=cut)
-            connection.buffers.appendleft(self)
-        else:
-            connection.buffers.append(self)
+        connection.buffers.append(self)
 
     def _until(self, count: int, sent: deque[Sent]) -> list[Sent]:
         found = []

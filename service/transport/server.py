@@ -31,7 +31,6 @@ from ..rate_limited_log import RateLimitedLog
 from ..shared import Lender
 from . import frames, local
 from .compression import Packer
-from .cut_blocks import pack_as_before, rest_of
 from .dial import UCRED, user_of
 from .messages import FAREWELL, PONG, VERSION, encode_block, encode_end, encode_refusal
 from .sending import Connection, Ended, Farewell, Outgoing, Refusal, Sent
@@ -401,9 +400,8 @@ class _Handler:
                 case "read":
                     read = message.read
                     request = read_requests.decode(read)
-                    cut = read.cut if read.HasField("cut") else None
                     self._sessions.read(
-                        connection, read.task_id, read.received, request, read.subscription, cut
+                        connection, read.task_id, read.received, request, read.subscription
                     )
                 case "credit":
                     credit = message.credit
@@ -461,17 +459,14 @@ class _Handler:
         try:
             for out in batch:
                 match out:
-                    case Sent(task_id, number, block, _, compression, subscription, cut):
-                        pack, rest = None, None
-                        if cut is not None:
-                            pack = pack_as_before(cut, block.encodings)
-                            rest = partial(rest_of, cut)
-                        elif self._packer is not None:
+                    case Sent(task_id, number, block, _, compression, subscription):
+                        pack = None
+                        if self._packer is not None:
                             pack = partial(
                                 self._packer.pack, compression, encodings=block.encodings
                             )
                         frame, descriptor = encode_block(
-                            task_id, number, block, self._lender, pack, subscription, rest,
+                            task_id, number, block, self._lender, pack, subscription,
                             self._server._checksums,
                         )  # fmt: skip
                         buffers += frame

@@ -159,13 +159,12 @@ class Sessions:
         received: int,
         request: ReadRequest = ANY,
         subscription: int = 0,
-        cut: pb.CutBlock | None = None,
     ) -> None:
         """Start or resume reading a task on this connection.
 
-        The consumer has received `received` blocks, and the part of the next one that `cut`
-        describes. `request` describes the blocks that follow; it is ignored if the session still
-        has the buffer. `subscription` distinguishes several subscriptions of one task.
+        The consumer has received `received` blocks. `request` describes the blocks that follow; it
+        is ignored if the session still has the buffer. `subscription` distinguishes several
+        subscriptions of one task.
         """
         key = task_id, subscription
         output = None
@@ -204,7 +203,7 @@ class Sessions:
             if connection.resubscribed is not None:
                 connection.resubscribed.add(key)
             buffer.received(received)
-            buffer.resume(connection, cut)
+            buffer.resume(connection)
             self.idle.wake(connection)
         if output is not None:
             output.notify_opened()

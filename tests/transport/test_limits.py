@@ -48,7 +48,6 @@ def test_a_peer_that_stalls_within_a_frame_is_dropped(
     with pytest.raises(TimeoutError, match="the peer sent nothing for"):
         reader.read()
     assert quiet
-    assert reader.cut is not None and reader.cut.filled == 127
 
 
 def test_each_byte_is_a_sign_of_life_not_only_a_whole_frame(
