@@ -36,9 +36,7 @@ MAX_TUNNELS = 128
 """To one worker. Each holds a thread of its gRPC server's pool; other calls need threads, too."""
 
 CHUNK_BYTES = 512 << 10
-FIRST_CHUNK_BYTES = 8 << 10
-"""gRPC delivers whole chunks only. Chunk sizes double, so that if a tunnel breaks early, at least
-half of the sent data arrives."""
+"""gRPC delivers whole chunks only."""
 
 _FAREWELL_S = 2.0  # how long the other side may take to end its half
 _OPEN = (("forebay-tunnel", "open"),)  # the metadata of a worker's answer
@@ -182,18 +180,15 @@ class _Tunnel:
 
 def _read(sock: socket.socket) -> Iterator[bytes]:
     """Yield the socket's data until its end, then close it."""
-    size = FIRST_CHUNK_BYTES
     with sock:
         while True:
             try:
-                chunk = sock.recv(size)
+                chunk = sock.recv(CHUNK_BYTES)
             except OSError:  # it was cut
                 return
             if not chunk:
                 return
             yield chunk
-            if len(chunk) == size:
-                size = min(2 * size, CHUNK_BYTES)
 
 
 def _write(chunks: Iterator[bytes], sock: socket.socket) -> None:

@@ -122,7 +122,7 @@ def filled(output: Any, in_one_block: int = 4) -> Any:
 
 def within_the_next(protocol: str, block_bytes: int) -> int:
     """After how many bytes a connection ends that lets one block of so many pass, and not two more.
-    At least half of what was sent through gRPC arrives."""
+    Of what is sent through gRPC, the last chunk may not arrive."""
     return block_bytes * 5 // 2 if protocol == "grpc" else block_bytes * 3 // 2
 
 
