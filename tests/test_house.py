@@ -148,7 +148,7 @@ POOLS = {"CancelledError", "Executor", "Future", "ThreadPoolExecutor", "TimeoutE
 ESCAPES = {  # (module, what it imports): why it does no harm that this is the real one in a run
     **{
         ("service.connections.relay", what): "no process of a run is a fork"
-        for what in ("grpc", "signal", "socket", "threading")
+        for what in ("grpc", "pickle", "signal", "socket", "threading")
     },
     **{
         (f"service.connections.{module}", what): "no run has credentials"
