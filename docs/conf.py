@@ -25,7 +25,7 @@ FOLDER = pathlib.Path(__file__).resolve().parent
 MENU = {
     "Guide": [
         *("docs/README", "docs/install", "docs/guarantees", "docs/limitations", "docs/reading"),
-        *("docs/ordered", "docs/executors", "docs/files", "docs/sources"),
+        *("docs/ordered", "docs/mixtures", "docs/executors", "docs/files", "docs/sources"),
         "docs/tfds",
         *("docs/materialize", "docs/operations", "docs/dashboard", "docs/journal", "SECURITY"),
         *("docs/performance", "deploy/README", "deploy/kubernetes/README"),

@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 from ..storage import Corrupt, NewerFormat
 from .proto.events_pb2 import Event
 
-FORMAT = 1
+FORMAT = 2
 """The format of the events that this version writes. It reads this and every earlier format."""
 
 

@@ -7,11 +7,14 @@ from collections.abc import Iterable
 
 from .proto import events_pb2 as ev
 
+SHARES = 1 << 32
+"""The shares of a mixture's sources add up to this."""
 
-def stored(definition: ev.DatasetDefinition) -> ev.TfDataGraph | ev.PythonFunction:
+
+def stored(definition: ev.DatasetDefinition) -> ev.TfDataGraph | ev.PythonFunction | ev.Mixture:
     """The message with the dataset's blob name and fingerprint, whatever its kind."""
     kind = definition.WhichOneof("kind")
-    return definition.python_function if kind == "python_function" else definition.tf_data_graph
+    return getattr(definition, kind or "tf_data_graph")  # type: ignore[no-any-return]
 
 
 def content_fingerprint(definition: ev.DatasetDefinition) -> str:

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from .client.metrics import metrics
     from .client.options import SHARD_HINT, CrossTrainerCache, ShardingPolicy
     from .client.reader import ElementIterator, read
+    from .client.registration import register_mixture
     from .client.saves import distributed_save
+    from .client.schedules import change_weights, skip_steps
     from .client.tf_position import OrderedPosition
     from .client.tfds import register_tfds
     from .connections.credentials import Credentials, use_credentials
@@ -51,6 +53,7 @@ __all__ = [
     "TaskContext",
     "WorkerConfig",
     "WorkerServer",
+    "change_weights",
     "distribute",
     "distribute_across",
     "distributed_save",
@@ -62,8 +65,10 @@ __all__ = [
     "read",
     "register_dataset",
     "register_files",
+    "register_mixture",
     "register_tfds",
     "remove_dataset",
+    "skip_steps",
     "use_credentials",
     "wait_for_workers",
 ]
@@ -75,6 +80,8 @@ _HOMES = {
     ".pipelines.kinds.functions": ("PythonDataset", "python_dataset"),
     ".client.metrics": ("metrics",),
     ".client.options": ("SHARD_HINT", "CrossTrainerCache", "ShardingPolicy"),
+    ".client.registration": ("register_mixture",),
+    ".client.schedules": ("change_weights", "skip_steps"),
     ".client.saves": ("distributed_save",),
     ".client.tf_position": ("OrderedPosition",),
     ".client.tfds": ("register_tfds",),

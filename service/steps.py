@@ -12,7 +12,9 @@ unless it left in order: then its last report is exact.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Literal
 
 import numpy as np
@@ -20,6 +22,7 @@ import numpy as np
 from ..journal.proto import events_pb2 as ev
 from .errors import InvalidArgument
 from .order import Deal, EpochOrder, Ints, epoch_order
+from .schedule import Schedule
 
 NAMED = 5
 """How many bundles an error names."""
@@ -88,10 +91,97 @@ class KnownOrder:
         )
 
 
+class KnownMixture:
+    """As KnownOrder, of a mixture with the changes that a group knew. It has one epoch, and bundles
+    are numbered through the epochs of the sources."""
+
+    total = None
+
+    def __init__(
+        self,
+        order: ev.OrderSpec,
+        lengths: Sequence[int],
+        shares: Sequence[int],
+        changes: Iterable[ev.ScheduleChange],
+    ) -> None:
+        self.lengths = np.array(lengths, np.int64)
+        self._bundles = order.bundles
+        self._schedule = Schedule(shares, changes)
+        self._firsts = [*accumulate(order.source_bundles, initial=0)]
+        self._sources = []
+        for first, bundles in zip(self._firsts, order.source_bundles, strict=False):
+            own = ev.OrderSpec()
+            own.CopyFrom(order)
+            own.bundles = bundles
+            self._sources.append(KnownOrder(own, lengths[first : first + bundles]))
+
+    def place(self, position: int) -> tuple[int, int]:
+        """The position of a saved position, which is a place on the line."""
+        return 0, self._schedule.position_of(position)
+
+    def saved(self, position: int) -> int:
+        """The other way round."""
+        return self._schedule.place_of(position)
+
+    def elements(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
+        """As KnownOrder.elements."""
+        places = self._schedule.places_of(np.arange(start, stop))
+        bundles, indexes = np.zeros_like(places), np.zeros_like(places)
+        # Where something is left out in between, the stretches on both sides one by one.
+        cuts = np.flatnonzero(np.diff(places) != 1) + 1
+        for at in np.split(np.arange(len(places)), cuts):
+            if len(at):
+                self._stretch(places[at], at, bundles, indexes)
+        return bundles, indexes
+
+    def _stretch(self, places: Ints, at: Ints, bundles: Ints, indexes: Ints) -> None:
+        first, stop = int(places[0]), int(places[-1]) + 1
+        for number, source in enumerate(self._sources):
+            begin, end = (self._schedule.count_before(place, number) for place in (first, stop))
+            mine = at[self._schedule.places(number, begin, end - begin) - first]
+            while begin < end:
+                epoch, offset = source.place(begin)
+                there = end - begin
+                if source.total is not None:
+                    there = min(there, source.total - offset)
+                found, within = source.elements(epoch, offset, offset + there)
+                bundles[mine[:there]] = epoch * self._bundles + self._firsts[number] + found
+                indexes[mine[:there]] = within
+                begin, mine = begin + there, mine[there:]
+
+    def source_of(self, bundle: int) -> tuple[int, int, int]:
+        """The source of a bundle, its epoch, and the bundle's number there."""
+        epoch, index = divmod(bundle, self._bundles)
+        number = bisect_right(self._firsts, index) - 1
+        return number, epoch, index - self._firsts[number]
+
+    def find(self, epoch: int, bundle: int, index: int) -> int:
+        """The position of an element. Raises InvalidArgument."""
+        number, own_epoch, own = self.source_of(bundle)
+        source = self._sources[number]
+        if own_epoch and source.total is None:
+            raise InvalidArgument(
+                f"the position of element {bundle}:{index} {source.why_not(own_epoch)}"
+            )
+        first = own_epoch * (source.total or 0) + source.find(own_epoch, own, index)
+        places = self._schedule.places(number, first, 1)
+        position = int(self._schedule.positions_of(places)[0]) if len(places) else -1
+        if position < 0:
+            raise InvalidArgument(
+                f"element {bundle}:{index} has no position: a change of the schedule leaves it out"
+            )
+        return position
+
+    def why_not(self, epoch: int) -> str:
+        """As KnownOrder.why_not."""
+        unknown = (source for source in self._sources if source.total is None)
+        return "; ".join(source.why_not(0) for source in unknown)
+
+
 class GroupSteps:
     """The steps of one group: the fields of `group` are as of any of its members."""
 
-    def __init__(self, known: KnownOrder, group: ev.GroupMember) -> None:
+    def __init__(self, known: KnownOrder | KnownMixture, group: ev.GroupMember) -> None:
         self.known, self.group = known, group
         self.batch = max(1, group.batch_size)
         self.size = group.consumers * self.batch  # elements of a step

@@ -80,10 +80,11 @@ def read(
     steps: int | None = None,
     state: dict[str, Any] | None = None,
     at: At | None = None,
+    in_lockstep: bool = False,
     **order: Any,
 ) -> Got:
     """Read to the end of the epoch, or `steps` batches each. Before consumer 0 asks for its batch
-    number n, `at[n]` is called."""
+    number n, `at[n]` is called; `in_lockstep`, nobody asks for it earlier."""
     batch_size = order.get("batch_size")
     ready = threading.Barrier(consumers)
 
@@ -96,6 +97,8 @@ def read(
             for number in itertools.count() if steps is None else range(steps):
                 if index == 0 and at is not None and number in at:
                     at[number]()
+                if in_lockstep:
+                    ready.wait(PATIENCE_S)
                 batch = next(elements, None)
                 if batch is None:
                     break
@@ -119,6 +122,7 @@ class Cluster:
 
     def __init__(self, storage: Any, workers: int) -> None:
         self._stack = contextlib.ExitStack()
+        self.journal = storage
         self.dispatcher = self._stack.enter_context(DispatcherProcess(storage))
         self.target = self.dispatcher.target
         self.workers: list[WorkerProcess] = []

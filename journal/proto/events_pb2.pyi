@@ -33,7 +33,7 @@ FILE_OR_DATA: Sharding
 HINT: Sharding
 
 class Event(_message.Message):
-    __slots__ = ("time_ms", "request", "leader_elected", "dataset_registered", "compression_decided", "job_created", "iteration_created", "iteration_finished", "iteration_collected", "consumer_joined", "consumer_left", "worker_registered", "worker_lost", "task_created", "task_completed", "splits_leased", "lease_begun", "lease_returned", "lease_lost", "pass_started", "iteration_paused", "splits_found", "consumer_began", "task_proposed", "round_targeted", "consumer_blocked", "task_started", "task_removed", "worker_drains", "split_skipped", "iteration_summarized", "job_removed", "dataset_used", "dataset_removed", "blob_deleted", "lengths_learned", "bundles_claimed", "claims_moved", "bundles_checked", "consumers_moved", "save_started", "stream_assigned", "save_split_assigned", "chunk_committed", "stream_completed", "save_finished", "save_failed", "delivery_reported")
+    __slots__ = ("time_ms", "request", "leader_elected", "dataset_registered", "compression_decided", "job_created", "iteration_created", "iteration_finished", "iteration_collected", "consumer_joined", "consumer_left", "worker_registered", "worker_lost", "task_created", "task_completed", "splits_leased", "lease_begun", "lease_returned", "lease_lost", "pass_started", "iteration_paused", "splits_found", "consumer_began", "task_proposed", "round_targeted", "consumer_blocked", "task_started", "task_removed", "worker_drains", "split_skipped", "iteration_summarized", "job_removed", "dataset_used", "dataset_removed", "blob_deleted", "lengths_learned", "bundles_claimed", "claims_moved", "bundles_checked", "consumers_moved", "save_started", "stream_assigned", "save_split_assigned", "chunk_committed", "stream_completed", "save_finished", "save_failed", "delivery_reported", "schedule_changed")
     TIME_MS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     LEADER_ELECTED_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,7 @@ class Event(_message.Message):
     SAVE_FINISHED_FIELD_NUMBER: _ClassVar[int]
     SAVE_FAILED_FIELD_NUMBER: _ClassVar[int]
     DELIVERY_REPORTED_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_CHANGED_FIELD_NUMBER: _ClassVar[int]
     time_ms: int
     request: Request
     leader_elected: LeaderElected
@@ -130,7 +131,8 @@ class Event(_message.Message):
     save_finished: SaveFinished
     save_failed: SaveFailed
     delivery_reported: DeliveryReported
-    def __init__(self, time_ms: _Optional[int] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., leader_elected: _Optional[_Union[LeaderElected, _Mapping]] = ..., dataset_registered: _Optional[_Union[DatasetRegistered, _Mapping]] = ..., compression_decided: _Optional[_Union[CompressionDecided, _Mapping]] = ..., job_created: _Optional[_Union[JobCreated, _Mapping]] = ..., iteration_created: _Optional[_Union[IterationCreated, _Mapping]] = ..., iteration_finished: _Optional[_Union[IterationFinished, _Mapping]] = ..., iteration_collected: _Optional[_Union[IterationCollected, _Mapping]] = ..., consumer_joined: _Optional[_Union[ConsumerJoined, _Mapping]] = ..., consumer_left: _Optional[_Union[ConsumerLeft, _Mapping]] = ..., worker_registered: _Optional[_Union[WorkerRegistered, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., task_created: _Optional[_Union[TaskCreated, _Mapping]] = ..., task_completed: _Optional[_Union[TaskCompleted, _Mapping]] = ..., splits_leased: _Optional[_Union[SplitsLeased, _Mapping]] = ..., lease_begun: _Optional[_Union[LeaseBegun, _Mapping]] = ..., lease_returned: _Optional[_Union[LeaseReturned, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., pass_started: _Optional[_Union[PassStarted, _Mapping]] = ..., iteration_paused: _Optional[_Union[IterationPaused, _Mapping]] = ..., splits_found: _Optional[_Union[SplitsFound, _Mapping]] = ..., consumer_began: _Optional[_Union[ConsumerBegan, _Mapping]] = ..., task_proposed: _Optional[_Union[TaskProposed, _Mapping]] = ..., round_targeted: _Optional[_Union[RoundTargeted, _Mapping]] = ..., consumer_blocked: _Optional[_Union[ConsumerBlocked, _Mapping]] = ..., task_started: _Optional[_Union[TaskStarted, _Mapping]] = ..., task_removed: _Optional[_Union[TaskRemoved, _Mapping]] = ..., worker_drains: _Optional[_Union[WorkerDrains, _Mapping]] = ..., split_skipped: _Optional[_Union[SplitSkipped, _Mapping]] = ..., iteration_summarized: _Optional[_Union[IterationSummarized, _Mapping]] = ..., job_removed: _Optional[_Union[JobRemoved, _Mapping]] = ..., dataset_used: _Optional[_Union[DatasetUsed, _Mapping]] = ..., dataset_removed: _Optional[_Union[DatasetRemoved, _Mapping]] = ..., blob_deleted: _Optional[_Union[BlobDeleted, _Mapping]] = ..., lengths_learned: _Optional[_Union[LengthsLearned, _Mapping]] = ..., bundles_claimed: _Optional[_Union[BundlesClaimed, _Mapping]] = ..., claims_moved: _Optional[_Union[ClaimsMoved, _Mapping]] = ..., bundles_checked: _Optional[_Union[BundlesChecked, _Mapping]] = ..., consumers_moved: _Optional[_Union[ConsumersMoved, _Mapping]] = ..., save_started: _Optional[_Union[SaveStarted, _Mapping]] = ..., stream_assigned: _Optional[_Union[StreamAssigned, _Mapping]] = ..., save_split_assigned: _Optional[_Union[SaveSplitAssigned, _Mapping]] = ..., chunk_committed: _Optional[_Union[ChunkCommitted, _Mapping]] = ..., stream_completed: _Optional[_Union[StreamCompleted, _Mapping]] = ..., save_finished: _Optional[_Union[SaveFinished, _Mapping]] = ..., save_failed: _Optional[_Union[SaveFailed, _Mapping]] = ..., delivery_reported: _Optional[_Union[DeliveryReported, _Mapping]] = ...) -> None: ...
+    schedule_changed: ScheduleChanged
+    def __init__(self, time_ms: _Optional[int] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., leader_elected: _Optional[_Union[LeaderElected, _Mapping]] = ..., dataset_registered: _Optional[_Union[DatasetRegistered, _Mapping]] = ..., compression_decided: _Optional[_Union[CompressionDecided, _Mapping]] = ..., job_created: _Optional[_Union[JobCreated, _Mapping]] = ..., iteration_created: _Optional[_Union[IterationCreated, _Mapping]] = ..., iteration_finished: _Optional[_Union[IterationFinished, _Mapping]] = ..., iteration_collected: _Optional[_Union[IterationCollected, _Mapping]] = ..., consumer_joined: _Optional[_Union[ConsumerJoined, _Mapping]] = ..., consumer_left: _Optional[_Union[ConsumerLeft, _Mapping]] = ..., worker_registered: _Optional[_Union[WorkerRegistered, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., task_created: _Optional[_Union[TaskCreated, _Mapping]] = ..., task_completed: _Optional[_Union[TaskCompleted, _Mapping]] = ..., splits_leased: _Optional[_Union[SplitsLeased, _Mapping]] = ..., lease_begun: _Optional[_Union[LeaseBegun, _Mapping]] = ..., lease_returned: _Optional[_Union[LeaseReturned, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., pass_started: _Optional[_Union[PassStarted, _Mapping]] = ..., iteration_paused: _Optional[_Union[IterationPaused, _Mapping]] = ..., splits_found: _Optional[_Union[SplitsFound, _Mapping]] = ..., consumer_began: _Optional[_Union[ConsumerBegan, _Mapping]] = ..., task_proposed: _Optional[_Union[TaskProposed, _Mapping]] = ..., round_targeted: _Optional[_Union[RoundTargeted, _Mapping]] = ..., consumer_blocked: _Optional[_Union[ConsumerBlocked, _Mapping]] = ..., task_started: _Optional[_Union[TaskStarted, _Mapping]] = ..., task_removed: _Optional[_Union[TaskRemoved, _Mapping]] = ..., worker_drains: _Optional[_Union[WorkerDrains, _Mapping]] = ..., split_skipped: _Optional[_Union[SplitSkipped, _Mapping]] = ..., iteration_summarized: _Optional[_Union[IterationSummarized, _Mapping]] = ..., job_removed: _Optional[_Union[JobRemoved, _Mapping]] = ..., dataset_used: _Optional[_Union[DatasetUsed, _Mapping]] = ..., dataset_removed: _Optional[_Union[DatasetRemoved, _Mapping]] = ..., blob_deleted: _Optional[_Union[BlobDeleted, _Mapping]] = ..., lengths_learned: _Optional[_Union[LengthsLearned, _Mapping]] = ..., bundles_claimed: _Optional[_Union[BundlesClaimed, _Mapping]] = ..., claims_moved: _Optional[_Union[ClaimsMoved, _Mapping]] = ..., bundles_checked: _Optional[_Union[BundlesChecked, _Mapping]] = ..., consumers_moved: _Optional[_Union[ConsumersMoved, _Mapping]] = ..., save_started: _Optional[_Union[SaveStarted, _Mapping]] = ..., stream_assigned: _Optional[_Union[StreamAssigned, _Mapping]] = ..., save_split_assigned: _Optional[_Union[SaveSplitAssigned, _Mapping]] = ..., chunk_committed: _Optional[_Union[ChunkCommitted, _Mapping]] = ..., stream_completed: _Optional[_Union[StreamCompleted, _Mapping]] = ..., save_finished: _Optional[_Union[SaveFinished, _Mapping]] = ..., save_failed: _Optional[_Union[SaveFailed, _Mapping]] = ..., delivery_reported: _Optional[_Union[DeliveryReported, _Mapping]] = ..., schedule_changed: _Optional[_Union[ScheduleChanged, _Mapping]] = ...) -> None: ...
 
 class Request(_message.Message):
     __slots__ = ("caller", "number")
@@ -219,9 +221,10 @@ class SavedChunks(_message.Message):
     def __init__(self, path: _Optional[str] = ...) -> None: ...
 
 class DatasetDefinition(_message.Message):
-    __slots__ = ("tf_data_graph", "python_function", "sources", "unsplittable", "metadata", "structure", "compression")
+    __slots__ = ("tf_data_graph", "python_function", "mixture", "sources", "unsplittable", "metadata", "structure", "compression")
     TF_DATA_GRAPH_FIELD_NUMBER: _ClassVar[int]
     PYTHON_FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    MIXTURE_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     UNSPLITTABLE_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
@@ -229,12 +232,13 @@ class DatasetDefinition(_message.Message):
     COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     tf_data_graph: TfDataGraph
     python_function: PythonFunction
+    mixture: Mixture
     sources: _containers.RepeatedCompositeFieldContainer[SplitSource]
     unsplittable: str
     metadata: bytes
     structure: str
     compression: BlockCompression
-    def __init__(self, tf_data_graph: _Optional[_Union[TfDataGraph, _Mapping]] = ..., python_function: _Optional[_Union[PythonFunction, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[SplitSource, _Mapping]]] = ..., unsplittable: _Optional[str] = ..., metadata: _Optional[bytes] = ..., structure: _Optional[str] = ..., compression: _Optional[_Union[BlockCompression, str]] = ...) -> None: ...
+    def __init__(self, tf_data_graph: _Optional[_Union[TfDataGraph, _Mapping]] = ..., python_function: _Optional[_Union[PythonFunction, _Mapping]] = ..., mixture: _Optional[_Union[Mixture, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[SplitSource, _Mapping]]] = ..., unsplittable: _Optional[str] = ..., metadata: _Optional[bytes] = ..., structure: _Optional[str] = ..., compression: _Optional[_Union[BlockCompression, str]] = ...) -> None: ...
 
 class TfDataGraph(_message.Message):
     __slots__ = ("blob", "fingerprint", "named")
@@ -257,6 +261,30 @@ class PythonFunction(_message.Message):
     named: bool
     no_code: bool
     def __init__(self, blob: _Optional[str] = ..., fingerprint: _Optional[str] = ..., named: bool = ..., no_code: bool = ...) -> None: ...
+
+class Mixture(_message.Message):
+    __slots__ = ("blob", "fingerprint", "named", "sources")
+    BLOB_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    NAMED_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    blob: str
+    fingerprint: str
+    named: bool
+    sources: _containers.RepeatedCompositeFieldContainer[MixtureSource]
+    def __init__(self, blob: _Optional[str] = ..., fingerprint: _Optional[str] = ..., named: bool = ..., sources: _Optional[_Iterable[_Union[MixtureSource, _Mapping]]] = ...) -> None: ...
+
+class MixtureSource(_message.Message):
+    __slots__ = ("name", "dataset_id", "share", "content")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dataset_id: str
+    share: int
+    content: str
+    def __init__(self, name: _Optional[str] = ..., dataset_id: _Optional[str] = ..., share: _Optional[int] = ..., content: _Optional[str] = ...) -> None: ...
 
 class DatasetRegistered(_message.Message):
     __slots__ = ("dataset_id", "definition", "graph_bytes")
@@ -317,7 +345,7 @@ class JobCreated(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., name: _Optional[str] = ..., dataset_id: _Optional[str] = ..., sharding: _Optional[_Union[Sharding, str]] = ..., num_consumers: _Optional[int] = ..., cross_trainer_cache: bool = ..., target_workers: _Optional[int] = ..., order: _Optional[_Union[OrderSpec, _Mapping]] = ...) -> None: ...
 
 class OrderSpec(_message.Message):
-    __slots__ = ("seed", "shuffle", "cycle_length", "block_length", "bundle_splits", "bundles", "claimed")
+    __slots__ = ("seed", "shuffle", "cycle_length", "block_length", "bundle_splits", "bundles", "claimed", "source_bundle_splits", "source_bundles")
     SEED_FIELD_NUMBER: _ClassVar[int]
     SHUFFLE_FIELD_NUMBER: _ClassVar[int]
     CYCLE_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -325,6 +353,8 @@ class OrderSpec(_message.Message):
     BUNDLE_SPLITS_FIELD_NUMBER: _ClassVar[int]
     BUNDLES_FIELD_NUMBER: _ClassVar[int]
     CLAIMED_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_BUNDLE_SPLITS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_BUNDLES_FIELD_NUMBER: _ClassVar[int]
     seed: int
     shuffle: bool
     cycle_length: int
@@ -332,7 +362,31 @@ class OrderSpec(_message.Message):
     bundle_splits: int
     bundles: int
     claimed: bool
-    def __init__(self, seed: _Optional[int] = ..., shuffle: bool = ..., cycle_length: _Optional[int] = ..., block_length: _Optional[int] = ..., bundle_splits: _Optional[int] = ..., bundles: _Optional[int] = ..., claimed: bool = ...) -> None: ...
+    source_bundle_splits: _containers.RepeatedScalarFieldContainer[int]
+    source_bundles: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, seed: _Optional[int] = ..., shuffle: bool = ..., cycle_length: _Optional[int] = ..., block_length: _Optional[int] = ..., bundle_splits: _Optional[int] = ..., bundles: _Optional[int] = ..., claimed: bool = ..., source_bundle_splits: _Optional[_Iterable[int]] = ..., source_bundles: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ScheduleChanged(_message.Message):
+    __slots__ = ("job_id", "change")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    change: ScheduleChange
+    def __init__(self, job_id: _Optional[int] = ..., change: _Optional[_Union[ScheduleChange, _Mapping]] = ...) -> None: ...
+
+class ScheduleChange(_message.Message):
+    __slots__ = ("place", "shares", "skipped", "reason", "who")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    WHO_FIELD_NUMBER: _ClassVar[int]
+    place: int
+    shares: _containers.RepeatedScalarFieldContainer[int]
+    skipped: int
+    reason: str
+    who: str
+    def __init__(self, place: _Optional[int] = ..., shares: _Optional[_Iterable[int]] = ..., skipped: _Optional[int] = ..., reason: _Optional[str] = ..., who: _Optional[str] = ...) -> None: ...
 
 class JobRemoved(_message.Message):
     __slots__ = ("job_id",)

@@ -10,7 +10,7 @@ import typer
 
 from ..errors import ForebayError
 from ..processes import open_standard_descriptors
-from . import audit, bench, chaos, dataset, doctor, journal, materialize, servers, status
+from . import audit, bench, chaos, dataset, doctor, job, journal, materialize, servers, status
 from .console import plain
 from .options import FlagCommand
 
@@ -50,6 +50,7 @@ app.command(cls=FlagCommand)(audit.audit)
 app.command(cls=FlagCommand)(chaos.chaos)
 app.command(cls=FlagCommand)(bench.bench)
 app.add_typer(dataset.app, name="dataset")
+app.add_typer(job.app, name="job")
 app.add_typer(journal.app, name="journal")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import InvalidArgument
@@ -24,16 +24,37 @@ class OrderedAnswers:
     """Answers about an ordered job and its groups."""
 
     def __init__(self, history: Any) -> None:
-        from ...journal.splits import source_size
-        from ..core.bundles import order_message
-        from ..steps import GroupSteps, KnownOrder
+        from ..core.bundles import parts_of
+        from ..steps import GroupSteps
 
         self._history, self._order = history, history.job.order
-        self._sources = history.dataset.definition.sources
-        self._splits = min(map(source_size, self._sources), default=0)
-        self._known = KnownOrder(order_message(self._order), history.lengths)
+        self._parts = parts_of(history.dataset, self._order)
+        self._datasets = {d.dataset_id: d for d in (history.dataset, *history.sources)}
+        self._knowns: dict[int, Any] = {}  # by how many changes of the schedule are known
+        self._known = self._as_known(len(history.job.changes))
         self._stays = history.groups()
-        self._groups = [GroupSteps(self._known, stays[0].member) for stays in self._stays]
+        self._groups = []
+        for stays in self._stays:
+            knew = [len(history.job.changes) if s.changes is None else s.changes for s in stays]
+            self._groups.append(GroupSteps(self._as_known(max(knew)), stays[0].member))
+
+    def _as_known(self, changes: int) -> Any:
+        """The order, as who knew so many changes of the schedule knows it."""
+        if changes not in self._knowns:
+            self._knowns[changes] = self._made_known(changes)
+        return self._knowns[changes]
+
+    def _made_known(self, changes: int) -> Any:
+        from ..core.bundles import order_message
+        from ..core.schedules import change_message
+        from ..steps import KnownMixture, KnownOrder
+
+        history, order = self._history, order_message(self._order)
+        if not history.sources:
+            return KnownOrder(order, history.lengths)
+        shares = [source.share for source in history.dataset.outline.mixture.sources]
+        known = map(change_message, history.job.changes[:changes])
+        return KnownMixture(order, history.lengths, shares, known)
 
     def overview(self) -> dict[str, Any]:
         from msgspec.structs import asdict as fields
@@ -43,11 +64,11 @@ class OrderedAnswers:
         learned = self._history.learned.get(self._order.bundle_splits, [])
         return {
             "dataset_id": self._history.job.dataset_id,
-            "order": [fields(self._order)],
+            "order": [{name: of for name, of in fields(self._order).items() if of != []}],
             "lengths": f"of {count} of {self._order.bundles} bundles",
             "epoch_elements": known.total,
-            "unknown": None if known.total is not None else (
-                f"what comes behind {known.why_not(0)}"
+            "unknown": None if known.total is not None or not (why := known.why_not(0)) else (
+                f"what comes behind {why}"
             ),
             "learned": [{"learned_ms": ms, "bundles": bundles} for ms, bundles in learned],
             "groups": [
@@ -59,9 +80,26 @@ class OrderedAnswers:
                 }
                 for steps, stays in zip(self._groups, self._stays, strict=True)
             ],
+            "changes": self._changes(),
             "skipped": [skip(each) for each in self._history.skipped],
             **self._verdict(),
         }  # fmt: skip
+
+    def _changes(self) -> list[dict[str, Any]]:
+        """Of a mixture's schedule: its weights at the beginning, and what was decided."""
+        if not (sources := self._history.dataset.outline.mixture.sources):
+            return []
+        names, step = [source.name for source in sources], max(1, self._history.job.step)
+        found = [{"from_step": 0, "weights": _weights(names, [s.share for s in sources])}]
+        for number, change in enumerate(self._history.job.changes):
+            _, position = self._as_known(number).place(change.place)
+            what: dict[str, Any] = {"skipped_steps": change.skipped / step}
+            if change.shares:
+                what = {"weights": _weights(names, change.shares)}
+            said = {"reason": change.reason or None, "who": change.who or None}
+            when = {"changed_ms": change.time_ms}
+            found.append({"from_step": position / step, **what, **said, **when})
+        return found
 
     def _verdict(self) -> dict[str, str]:
         from ..core.checksums import describe_mismatches
@@ -139,9 +177,9 @@ class OrderedAnswers:
         epoch, start, stop = steps.span(step)
         unknown = None
         try:
-            bundles, indexes = self._known.elements(epoch, start, stop)
+            bundles, indexes = steps.known.elements(epoch, start, stop)
         except InvalidArgument as error:
-            bundles, indexes = self._known.elements(epoch, start, start)
+            bundles, indexes = steps.known.elements(epoch, start, start)
             unknown = str(error)
         batches = []
         for at in range(0, steps.size, steps.batch):
@@ -179,10 +217,18 @@ class OrderedAnswers:
 
     def splits_of(self, bundle: int) -> dict[str, Any]:
         """The first and the last split, and their values if the journal knows others than these."""
-        from ...journal.splits import split_value
+        from ...journal.splits import source_size, split_value
 
-        first = bundle * self._order.bundle_splits
-        splits = first, min(first + self._order.bundle_splits, self._splits) - 1
+        number, own, source = 0, bundle, {}
+        if self._history.sources:
+            number, epoch, own = self._known.source_of(bundle)
+            name = self._history.dataset.outline.mixture.sources[number].name
+            source = {"source": name, "epoch": epoch}
+        part = self._parts[number]
+        sources = self._datasets[part.dataset_id].definition.sources
+        count = min(map(source_size, sources), default=0)
+        first = own * part.bundle_splits
+        splits = first, min(first + part.bundle_splits, count) - 1
         values = [
             tuple(
                 source.explicit.splits[n].decode(errors="replace")
@@ -190,9 +236,9 @@ class OrderedAnswers:
                 else split_value(source, n)
                 for n in splits
             )
-            for source in self._sources
+            for source in sources
         ]
-        return {"splits": splits, "values": [each for each in values if each != splits]}
+        return {**source, "splits": splits, "values": [each for each in values if each != splits]}
 
     def element(self, element: str, epoch: int | None) -> dict[str, Any]:
         bundle, _, index = element.partition(":")
@@ -201,21 +247,36 @@ class OrderedAnswers:
         last = max((steps.epoch for steps in self._groups), default=0)
         found: list[dict[str, Any]] = []
         for number in range(last + 1) if epoch is None else [epoch]:
-            offset = self._known.find(number, int(bundle), int(index))
-            found += self._found(number, offset)
+            found += self._found(number, int(bundle), int(index))
         return {"element": element, **self.splits_of(int(bundle)), "found": found}
 
-    def _found(self, epoch: int, offset: int) -> Iterator[dict[str, Any]]:
-        """The groups that were given this position, or may have been; else who is to be given it
+    def _found(self, epoch: int, bundle: int, index: int) -> Iterator[dict[str, Any]]:
+        """The groups that were given this element, or may have been; else who is to be given it
         next, if anybody is."""
-        at = self._at(epoch, offset)
+        knowns = {id(known): known for known in (self._known, *(g.known for g in self._groups))}
+        offsets, error = {}, None
+        for number, known in knowns.items():
+            try:
+                offsets[number] = known.find(epoch, bundle, index)
+            except InvalidArgument as left_out:  # of one schedule, perhaps, and not of another
+                error = left_out
+        if error is not None and not offsets:
+            raise error
         told: list[dict[str, Any]] = []
         for steps in self._groups:
-            if (got := steps.step_of(epoch, offset)) is not None:
+            offset = offsets.get(id(steps.known))
+            if offset is not None and (got := steps.step_of(epoch, offset)) is not None:
                 where = {"step": got[0], "consumer": got[1], **self._shape(steps)}
+                at = self._at(epoch, offset)
                 told.append({**at, **where, **self._told(steps, *got)._asdict()})
         reached = [each for each in told if each["status"] != NOT_YET]
-        yield from reached or told[-1:] or [{**at, **self._nobody()}]
+        offset = offsets.get(id(self._known))
+        nobody = {} if offset is None else self._at(epoch, offset)
+        yield from reached or told[-1:] or [{**nobody, **self._nobody()}]
+
+
+def _weights(names: list[str], shares: Sequence[int]) -> dict[str, float]:
+    return {name: round(s / sum(shares), 6) for name, s in zip(names, shares, strict=True)}
 
 
 def _why(stay: Any) -> str:

@@ -123,10 +123,13 @@ class BundleLengths:
         request.bundles[:] = bundles
         request.lengths[:] = [self._ordered.lengths[bundle] for bundle in bundles]
 
-    def mismatch(self, place: int, how: str) -> FailedPrecondition:
-        """The error for a bundle that has other elements than before."""
+    def mismatch(
+        self, place: int, how: str, epoch: OrderedEpoch | None = None
+    ) -> FailedPrecondition:
+        """The error for a bundle that has other elements than before, of an `epoch` or this one."""
+        epoch = epoch or self._epoch
         return FailedPrecondition(
-            f"{how}. It is bundle {self._epoch.bundles[place]} of epoch {self._epoch.number}. An "
+            f"{how}. It is bundle {epoch.bundles[place]} of epoch {epoch.number}. An "
             f"ordered read needs {SAME_EACH_TIME}: change it, or read it without ordered=True. If "
             "its files have changed, remove the dataset and register it again"
         )

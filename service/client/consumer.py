@@ -37,6 +37,7 @@ from .first_come import FirstComeMode
 from .heartbeats import HEARTBEAT_S, Heartbeats, News
 from .links import Client, Links
 from .meters import Meter
+from .mixtures import MixtureMode
 from .modes import Mode
 from .open_iterations import Taker
 from .options import DEFAULT_READ_OPTIONS, ReadOptions
@@ -96,6 +97,7 @@ class Consumer:
             joined.consumer_id,
             news=joined.news,
             report=self._report,
+            answered=self._answered,
             hear=self._hear,
             closed=self._closed,
         )
@@ -113,7 +115,8 @@ class Consumer:
         self._spans = WaitSpans(self.links.trace, job=joined.job_id, consumer=joined.consumer_id)
         self.mode: Mode
         if options.ordered is not None:
-            self.mode = OrderedMode(options.ordered, self.links, joined)
+            kind = MixtureMode if options.ordered.sources else OrderedMode
+            self.mode = kind(options.ordered, self.links, joined)
         elif options.claimed is not None:
             claimer = Claimer(
                 dispatcher, joined.consumer_id, fail=self._hear,
@@ -331,6 +334,10 @@ class Consumer:
     def _report(self, request: pb.ConsumerHeartbeatRequest) -> None:
         self._meter.report(request.load)
         self.mode.report(request)
+
+    def _answered(self, news: News) -> None:
+        if self.mode.answered(news):
+            self._inbox.put(_wake)
 
     def _hear(self, news: News | ForebayError) -> None:
         if isinstance(news, ForebayError):

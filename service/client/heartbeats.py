@@ -39,11 +39,13 @@ class Heartbeats:
         *,
         news: News,
         report: Callable[[pb.ConsumerHeartbeatRequest], None],
+        answered: Callable[[News], None],
         hear: Callable[[News | ForebayError], None],
         closed: threading.Event,
     ) -> None:
         """`news` is what the consumer has heard by now. `report` completes a heartbeat; any thread
-        may call it. The heartbeat thread calls `hear` with news, and with the error that ends it.
+        may call it. The heartbeat thread calls `answered` with each answer, and `hear` with news
+        and with the error that ends it.
         """
         self._dispatcher = dispatcher
         self._consumer_id = consumer_id
@@ -55,6 +57,7 @@ class Heartbeats:
         # For data connections, the newest; and how many there were.
         self.credential = news.data_credential, 1
         self._report = report
+        self._answered = answered
         self._hear = hear
         self._closed = closed
         self._refusing: dict[int, ConnectionRefused] = {}  # by uid of the worker
@@ -122,6 +125,7 @@ class Heartbeats:
             self._answered_s = time.monotonic()
             self.credential = news.data_credential, self.credential[1] + 1
             self._warn(news)
+            self._answered(news)
             if news.version != request.version:
                 self._version = request.version = news.version
                 self._hear(news)

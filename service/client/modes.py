@@ -58,6 +58,11 @@ class Mode(abc.ABC):
     def heard(self, news: News) -> None:  # noqa: B027
         """The dispatcher's news, before `update`. Called by the heartbeat thread."""
 
+    def answered(self, news: News) -> bool:
+        """The answer to a heartbeat, or to joining, before `heard`. Called by the heartbeat thread.
+        Returns whether the reading thread has something new."""
+        return False
+
     @abc.abstractmethod
     def update(self, news: News) -> None:
         """The dispatcher's news: read the tasks that it lists."""

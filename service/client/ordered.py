@@ -14,9 +14,10 @@ withdraws what it has asked for, and plans anew from the next element that is in
 
 from __future__ import annotations
 
+import abc
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -53,8 +54,8 @@ AHEAD = 16
 """How many bundles behind those that are read have their lengths asked for."""
 
 
-class OrderedMode(BundlesMode):
-    """Gives this consumer's elements of the order."""
+class InOrder(BundlesMode):
+    """Gives this consumer's elements of one order, once `_plan` has asked for them."""
 
     def __init__(
         self, ordered: OrderedRead, links: Links, joined: pb.JoinIterationResponse
@@ -63,12 +64,8 @@ class OrderedMode(BundlesMode):
         self._spec = joined.order
         self._slices = Slices(links, self._slice)
         self._portions = Portions()
-        self._lengths = BundleLengths(ordered, self._slices.ask)
         ordered.learn(joined.order, joined.lengths)
         self.epoch = ordered.begin(joined.order)
-        self._begun: dict[int, int] = {}  # by place that no worker was told of: its first element
-        self._floor = 0  # nothing of places before this one is needed any more
-        self._planned = PlannedRounds(self.epoch)
         self._ahead = ReadAhead(self._portions, ordered, self.epoch.round_elements)
         self._is_stale = True  # whether there is something new to plan with
         self._is_full = False  # whether as much is planned as the window holds
@@ -76,10 +73,150 @@ class OrderedMode(BundlesMode):
         self._is_bounded = False  # whether as many slices are outstanding as may be
         self._refill_at = 0  # if it is full: plan again when no more elements than these are left
         self._waits_s = 0.0  # since when the trainer waits; 0: it does not
+
+    @property
+    @abc.abstractmethod
+    def _next(self) -> int:
+        """All positions before this one are planned."""
+
+    @abc.abstractmethod
+    def _plan(self) -> None:
+        """Ask for what comes next, if there is room."""
+
+    @abc.abstractmethod
+    def _plan_anew(self) -> None:
+        """Withdraw what was asked for, but for what was put together, and begin there again."""
+
+    @abc.abstractmethod
+    def _slice(self, request: Request) -> Slice:
+        """What a worker is asked."""
+
+    @abc.abstractmethod
+    def _queries(self) -> int:
+        """How many are outstanding."""
+
+    @abc.abstractmethod
+    def _report_lengths(self, request: pb.ConsumerHeartbeatRequest) -> None:
+        """Put lengths that were learned into the request."""
+
+    # -- what it gives -------------------------------------------------------------------------
+
+    def take(self) -> tuple[Block, tuple[Client, int] | None] | None:
+        if self._is_due():
+            with self._slices.together():
+                self._plan()
+        now, limit = time.monotonic(), self.epoch.limit(self._next)
+        if self._waits_s and now - self._waits_s >= CUT_S and self._portions.is_waiting:
+            self._waits_s = now
+            self._portions.cut()
+        if (taken := self._take(limit)) is None:
+            self._waits_s = self._waits_s or now
+            return None
+        self._waits_s = 0.0
+        block, positions = taken
+        self._ahead.given += block.count
+        if self._ordered.add_position:
+            behind = Component(self.epoch.positions_behind(positions))
+            block = replace(
+                block, components=(*block.components, behind), encodings=None, loan=None
+            )
+        return block, None
+
+    def _take(self, limit: int) -> tuple[Block, Ints] | None:
+        return self._portions.take(limit)
+
+    @property
+    def patience_s(self) -> float:
+        return self._slices.patience_s
+
+    # -- the plan ------------------------------------------------------------------------------
+
+    def _is_due(self) -> bool:
+        """Whether to plan."""
+        if self._is_full:
+            return self._portions.elements <= self._refill_at
+        if self._is_bounded:
+            return self._outstanding() <= MAX_REQUESTS // 2
+        return self._is_stale or (
+            self._holds_back and not self._portions.has_before(self.epoch.limit(self._next))
+        )
+
+    def _outstanding(self) -> int:
+        """How many slices of elements are: all of these end, also if the trainer takes nothing."""
+        return len(self._slices.requests) - self._queries()
+
+    # -- what the dispatcher says --------------------------------------------------------------
+
+    def report(self, request: pb.ConsumerHeartbeatRequest) -> None:
+        if request.wait_ms:  # an urgent one may fail, and is not repeated
+            self._report_lengths(request)
+        if self._ordered.given and (position := self.position()) is not None:
+            request.position = position
+
+    def position(self) -> int | None:
+        """None if a later iteration goes on with the same read."""
+        epoch, given, total = self.epoch, self._ordered.given, self.epoch.order.length
+        if self._ordered.epoch is not epoch:
+            return None
+        if epoch.complete and total is not None:  # the trainer is given the rest at once
+            return (epoch.number + 1) * total
+        return epoch.position(given) if given else self._ordered.start_position
+
+    def final_reports(self, consumer_id: int, left: int) -> Iterable[tuple[Message, type[Message]]]:
+        """Lengths that were learned, for who goes on from here."""
+        last = pb.ConsumerHeartbeatRequest(consumer_id=consumer_id)
+        self._report_lengths(last)
+        return [(last, News)] if last.bundles else []
+
+    def update(self, news: News) -> None:
+        self._is_stale = True
+        self._slices.update(news.tasks)
+
+    def gone(self, link: WorkerLink) -> None:
+        self._is_stale = True
+        self._slices.gone(link)
+
+    # -- what workers say ----------------------------------------------------------------------
+
+    def deliver(self, client: Client, key: Key, block: Block) -> None:
+        client.taken(block)  # what is asked for bounds what is here
+        if self._slices.delivered(key, block) is not None:
+            self._portions.count(block)
+            if self._ahead.is_exceeded:
+                self._plan_anew()
+
+    def ask_again(self) -> None:
+        place = self._portions.awaited_place()
+        self._slices.ask_again(
+            lambda r: r.is_query and not r.is_ahead if place is None else r.place == place
+        )
+
+
+class OrderedMode(InOrder):
+    """Gives this consumer's elements of a dataset's order."""
+
+    def __init__(
+        self, ordered: OrderedRead, links: Links, joined: pb.JoinIterationResponse
+    ) -> None:
+        super().__init__(ordered, links, joined)
+        self._lengths = BundleLengths(ordered, self._slices.ask)
+        self._begun: dict[int, int] = {}  # by place that no worker was told of: its first element
+        self._floor = 0  # nothing of places before this one is needed any more
+        self._planned = PlannedRounds(self.epoch.order, self.epoch.deal)
         self._located = False
         self._has_warned = False
         self._slices.begin_epoch(self.epoch.number * self._spec.bundles)
         self._lengths.begin(self.epoch)
+
+    @property
+    def _next(self) -> int:
+        return self._planned.next
+
+    def _queries(self) -> int:
+        return self._lengths.outstanding
+
+    def _report_lengths(self, request: pb.ConsumerHeartbeatRequest) -> None:
+        self._lengths.report(request)
 
     # -- where it begins -----------------------------------------------------------------------
 
@@ -90,7 +227,7 @@ class OrderedMode(BundlesMode):
         total = self._ordered.total
         if self.epoch.total is None and total is not None:  # it may start in another epoch
             self.epoch = self._ordered.begin(self._spec)
-            self._planned = PlannedRounds(self.epoch)
+            self._planned = PlannedRounds(self.epoch.order, self.epoch.deal)
             self._floor = 0
             self._slices.begin_epoch(self.epoch.number * self._spec.bundles)
             self._lengths.begin(self.epoch)
@@ -107,33 +244,6 @@ class OrderedMode(BundlesMode):
         self._located = True
         return True
 
-    # -- what it gives -------------------------------------------------------------------------
-
-    def take(self) -> tuple[Block, tuple[Client, int] | None] | None:
-        if self._is_due():
-            with self._slices.together():
-                self._plan()
-        now, limit = time.monotonic(), self.epoch.limit(self._planned.next)
-        if self._waits_s and now - self._waits_s >= CUT_S and self._portions.is_waiting:
-            self._waits_s = now
-            self._portions.cut()
-        if (taken := self._portions.take(limit)) is None:
-            self._waits_s = self._waits_s or now
-            return None
-        self._waits_s = 0.0
-        block, positions = taken
-        self._ahead.given += block.count
-        if self._ordered.add_position:
-            behind = Component(self.epoch.positions_behind(positions))
-            block = replace(
-                block, components=(*block.components, behind), encodings=None, loan=None
-            )
-        return block, None
-
-    @property
-    def patience_s(self) -> float:
-        return self._slices.patience_s
-
     def has_ended(self) -> bool:
         if not self._located or self._portions.has_before(self.epoch.limit(self._planned.next)):
             return False
@@ -149,22 +259,6 @@ class OrderedMode(BundlesMode):
             )
         position = min(self._portions.next_position(), self._planned.next)
         return f"position {position} of epoch {epoch.number}: {self._slices.awaited()}"
-
-    # -- the plan ------------------------------------------------------------------------------
-
-    def _is_due(self) -> bool:
-        """Whether to plan."""
-        if self._is_full:
-            return self._portions.elements <= self._refill_at
-        if self._is_bounded:
-            return self._outstanding() <= MAX_REQUESTS // 2
-        return self._is_stale or (
-            self._holds_back and not self._portions.has_before(self.epoch.limit(self._planned.next))
-        )
-
-    def _outstanding(self) -> int:
-        """How many slices of elements are: all of these end, also if the trainer takes nothing."""
-        return len(self._slices.requests) - self._lengths.outstanding
 
     def _plan(self) -> None:
         if not self._slices.tasks:
@@ -207,18 +301,10 @@ class OrderedMode(BundlesMode):
         if part.round_elements is not None and not self._has_warned:
             fitting = self._portions.fit(LARGE_ROUND_BYTES)
             self._has_warned = _warn_if_large(part.round_elements, fitting, self.epoch)
-        for of_place in by_place(part.places):
-            place = int(part.places[of_place[0]])
-            of_place = of_place[self._portions.use(place, len(of_place)) :]
-            for at in _parts(part.indexes[of_place], of_place):
-                request = Request(
-                    place,
-                    _runs(part.indexes[at]),
-                    part.first_indexes[place],
-                    int(part.offsets[at[0]]),
-                )
-                self._portions.expect(request)
-                self._slices.ask(request)
+        for request in requests_for(
+            self._portions, part.places, part.indexes, part.offsets, part.first_indexes
+        ):
+            self._slices.ask(request)
         deal = None if self._ordered.batch_size is None else self.epoch.deal
         self._portions.plan(part.places, part.offsets, deal)
 
@@ -284,46 +370,6 @@ class OrderedMode(BundlesMode):
             position=UNNEEDED if request.is_ahead else position,
         )
 
-    # -- what the dispatcher says --------------------------------------------------------------
-
-    def report(self, request: pb.ConsumerHeartbeatRequest) -> None:
-        if request.wait_ms:  # an urgent one may fail, and is not repeated
-            self._lengths.report(request)
-        if self._ordered.given and (position := self.position()) is not None:
-            request.position = position
-
-    def position(self) -> int | None:
-        """None if a later iteration goes on with the same read."""
-        epoch, given, total = self.epoch, self._ordered.given, self.epoch.order.length
-        if self._ordered.epoch is not epoch:
-            return None
-        if epoch.complete and total is not None:  # the trainer is given the rest at once
-            return (epoch.number + 1) * total
-        return epoch.position(given) if given else self._ordered.start_position
-
-    def final_reports(self, consumer_id: int, left: int) -> Iterable[tuple[Message, type[Message]]]:
-        """Lengths that were learned, for who goes on from here."""
-        last = pb.ConsumerHeartbeatRequest(consumer_id=consumer_id)
-        self._lengths.report(last)
-        return [(last, News)] if last.bundles else []
-
-    def update(self, news: News) -> None:
-        self._is_stale = True
-        self._slices.update(news.tasks)
-
-    def gone(self, link: WorkerLink) -> None:
-        self._is_stale = True
-        self._slices.gone(link)
-
-    # -- what workers say ----------------------------------------------------------------------
-
-    def deliver(self, client: Client, key: Key, block: Block) -> None:
-        client.taken(block)  # what is asked for bounds what is here
-        if self._slices.delivered(key, block) is not None:
-            self._portions.count(block)
-            if self._ahead.is_exceeded:
-                self._plan_anew()
-
     def end(self, key: Key, end: End) -> None:
         ended = self._slices.ended(key, end)
         if ended is None:
@@ -352,11 +398,20 @@ class OrderedMode(BundlesMode):
                 f"and now has {said.length}",
             )
 
-    def ask_again(self) -> None:
-        place = self._portions.awaited_place()
-        self._slices.ask_again(
-            lambda r: r.is_query and not r.is_ahead if place is None else r.place == place
-        )
+
+def requests_for(
+    portions: Portions, places: Ints, indexes: Ints, offsets: Ints, first_indexes: dict[int, int]
+) -> Iterator[Request]:
+    """The slices that bring the elements of these indexes, which stand at these offsets, to the
+    portions that expect them: one a place, unless it has too many runs."""
+    for of_place in by_place(places):
+        place = int(places[of_place[0]])
+        of_place = of_place[portions.use(place, len(of_place)) :]
+        for at in _parts(indexes[of_place], of_place):
+            first = first_indexes[place]
+            request = Request(place, _runs(indexes[at]), first, int(offsets[at[0]]))
+            portions.expect(request)
+            yield request
 
 
 def _warn_if_large(elements: int, fitting: int | None, epoch: OrderedEpoch) -> bool:

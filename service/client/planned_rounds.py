@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ..order import Ints
-from .positions import OrderedEpoch
+from ..order import EpochOrder, Ints
+
+
+class Dealing(Protocol):
+    """Who gets which elements of an epoch."""
+
+    def mine(self, first_position: int, count: int) -> Ints:
+        """As Deal.mine."""
 
 
 class PlannedPart(NamedTuple):
@@ -23,11 +29,11 @@ class PlannedPart(NamedTuple):
 class PlannedRounds:
     """The rounds that are planned, and what of the next round is, if it is planned in parts."""
 
-    def __init__(self, epoch: OrderedEpoch) -> None:
+    def __init__(self, order: EpochOrder, deal: Dealing) -> None:
         self.round = 0  # the first one that is not wholly planned
         self.before = 0  # elements of the epoch in the rounds before
         self.next = 0  # the offset in the epoch of the first element to plan, in that round
-        self._epoch = epoch
+        self._order, self._deal = order, deal
         self._partly: dict[int, int] = {}  # by place: where its elements of that round go on
         self._dealt: tuple[tuple[int, int], tuple[Ints, Ints, Ints]] | None = None
 
@@ -43,7 +49,7 @@ class PlannedRounds:
     def index_at(self, place: int) -> int:
         """Elements of the place before this one are planned."""
         partly = self._partly.get(place)
-        return self._epoch.order.index_at(place, self.round) if partly is None else partly
+        return self._order.index_at(place, self.round) if partly is None else partly
 
     def plan(self, last: int, most: int, most_places: int) -> PlannedPart:
         """Plan the rounds from the present one to `last`, but fewer rounds, or a part of one, if
@@ -80,8 +86,8 @@ class PlannedRounds:
         """The elements of the rounds from the present one to `last`: places, indexes, and which
         are this consumer's."""
         if self._dealt is None or self._dealt[0] != (self.round, last):
-            places, indexes = self._epoch.order.elements(self.round, last)
-            mine = self._epoch.deal.mine(self.before, len(places))
+            places, indexes = self._order.elements(self.round, last)
+            mine = self._deal.mine(self.before, len(places))
             self._dealt = (self.round, last), (places, indexes, mine)
         return self._dealt[1]
 

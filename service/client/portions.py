@@ -142,6 +142,14 @@ class Portions:
                 self._unplanned[place] = sum(block.count for block in kept.blocks) - kept.given
         return position
 
+    def clear(self) -> None:
+        """Plan nothing, and give nothing of what has come: all requests are withdrawn."""
+        self._portions.clear()
+        self._ready.clear()
+        self._queues.clear()
+        self._unplanned.clear()
+        self.elements = self.held_bytes = 0
+
     def use(self, place: int, most: int) -> int:
         """How many of the next `most` elements of the place need not be asked for."""
         here = self._unplanned.pop(place, 0)

@@ -17,6 +17,7 @@ from ...journal.proto import events_pb2 as ev
 from ..delivery.read_requests import MAX_INDEX
 from ..errors import FailedPrecondition, InvalidArgument
 from ..order import Deal, EpochOrder, Ints, epoch_order
+from ..schedule import Schedule
 
 MAX_POSITION = 1 << 56
 
@@ -48,6 +49,7 @@ class OrderedEpoch:
     bundles: list[int]  # by place of the sequence
     order: EpochOrder
     drop_remainder: bool
+    schedule: Schedule | None = None  # of a mixture: places (service/schedule.py) are its positions
     complete: bool = False  # whether the consumer has received all of it
     over: bool = False  # whether the trainer has asked for more than there is
 
@@ -85,6 +87,8 @@ class OrderedEpoch:
         if self.over and total is not None:
             return (self.number + 1) * total
         after = self.deal.position_after(batches, MAX_POSITION if end is None else end)
+        if self.schedule is not None:
+            return self.schedule.place_of(after)
         if total is not None and after == end:  # what was dropped is behind us, too
             after = total
         return self.number * (self.total or 0) + after
@@ -94,6 +98,8 @@ class OrderedEpoch:
         must be whole, or the epoch's end known."""
         step = self.deal.batch_size * self.deal.consumers
         after = self.deal.start + ((offsets - self.deal.start) // step + 1) * step
+        if self.schedule is not None:
+            return self.schedule.places_of(after)
         total = self.order.length
         if total is not None and (end := self.end()) is not None:
             after[after >= end] = total
@@ -123,6 +129,8 @@ class OrderedRead:
     within_bundles: bool = False  # what counts elements may count within each bundle
     add_position: bool = False  # to each element, as its last component
     dataset: str = ""  # its content_fingerprint, once it is known
+    sources: tuple[tuple[str, int], ...] = ()  # of a mixture: their names and shares
+    schedule: Schedule | None = None  # of a mixture, once it is read
     elements: int | None = None  # of an epoch, as the dispatcher knew before the read began
     bundles: int = 0  # of an epoch, as a saved state has it; 0: it does not say
     lengths: list[int] = field(default_factory=lambda: [-1])  # by bundle; -1: not known
@@ -165,8 +173,8 @@ class OrderedRead:
 
     @property
     def total(self) -> int | None:
-        """The elements of an epoch, if all lengths are known."""
-        return None if -1 in self.lengths else sum(self.lengths)
+        """The elements of an epoch, if all lengths are known. A mixture has no end."""
+        return None if self.sources or -1 in self.lengths else sum(self.lengths)
 
     @property
     def has_moved(self) -> bool:
@@ -264,15 +272,23 @@ class OrderedRead:
         if start and is_rest_empty and not self.in_epoch:
             number, start = number + 1, 0
             deal = Deal(0, deal.batch_size, deal.consumers, deal.index)
-        bundles, order = epoch_order(spec, self.lengths, number)
+        if self.sources:  # they have epochs of their own
+            bundles, order = np.zeros(0, np.int64), EpochOrder(1, 1, 1)
+        else:
+            bundles, order = epoch_order(spec, self.lengths, number)
         self.epoch = OrderedEpoch(
-            number, start, total, spec, deal, bundles.tolist(), order, self.drop_remainder
-        )
+            number, start, total, spec, deal, bundles.tolist(), order, self.drop_remainder,
+            schedule=self.schedule,
+        )  # fmt: skip
         return self.epoch
 
     def _start(self, total: int | None) -> tuple[int, int]:
         """The epoch, and the offset in it."""
         step = self.num_consumers * (self.batch_size or 1)
+        if self.schedule is not None:
+            if self.start_step is not None:
+                return 0, self.start_step * step
+            return 0, self.schedule.position_of(self.start_position)
         if self.start_step is None:
             if total == 0 and self.start_position:
                 raise InvalidArgument(

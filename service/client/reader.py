@@ -147,6 +147,8 @@ class Reader:
         if self.options.ordered is not None:
             self.options.ordered.dataset = content_fingerprint(definition)
             self.options.ordered.elements = elements
+            mixed = definition.mixture.sources
+            self.options.ordered.sources = tuple((source.name, source.share) for source in mixed)
         if dataset.colocated and self._is_static and self.options.targets == TargetWorkers.AUTO:
             self.options = replace(self.options, targets=TargetWorkers.LOCAL)
         cardinality = self.cardinality = metadata_of(definition.metadata).cardinality
@@ -155,7 +157,8 @@ class Reader:
                 "Cross-trainer caching requires the input dataset to be infinite. Got input "
                 f"with cardinality {cardinality}"
             )
-        if self._policy == ShardingPolicy.DYNAMIC or self.options.bundled is not None:
+        divides = self._policy == ShardingPolicy.DYNAMIC or self.options.bundled is not None
+        if divides and not definition.HasField("mixture"):
             require_splittable(definition.sources, definition.unsplittable)
         if self.options.num_consumers is not None and cardinality >= 0:
             raise FailedPrecondition(
@@ -247,6 +250,7 @@ class Reader:
             content="" if ordered is None else ordered.dataset,
             one_dataset=self._is_of_one_dataset(),
             within_bundles=bundled is not None and bundled.within_bundles,
+            schedules=True,
         )
         member = None if ordered is None else ordered.member
         index = None if self.options.num_consumers is None else self.options.consumer_index

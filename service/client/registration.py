@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from ...journal.proto import events_pb2 as ev
 from ...storage.extras import install
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import FailedPrecondition, InvalidArgument
+from ..picks import shares
 from ..pipelines import has_tensorflow
 from ..pipelines.definitions import fingerprint, require_bytes
 from ..pipelines.kinds.beam import beam_dataset, is_pcollection
@@ -172,3 +174,44 @@ def register_dataset(
             "tf.data.Dataset where there is TensorFlow"
         )
     return registered(service, definition_of(dataset, compression, verify=verify), dataset_id)
+
+
+def register_mixture(
+    service: Service, sources: Mapping[str, tuple[str, float]], *, dataset_id: str | None = None
+) -> str:
+    """Register a weighted mixture of registered datasets, and return its id.
+
+    A mixture is read with `ordered=True`, like any dataset, and has no end: each source repeats, in
+    epochs of its own. Which source a position takes its element from is arithmetic: at every
+    prefix, each source has its weight's share of the elements, within 2. The k-th element of a
+    source is the k-th that reading it by itself in this order would give.
+
+    Args:
+      service: as in `register_dataset`.
+      sources: by name, a dataset's id and its weight. Weights are numbers of at least 0, in any
+        unit: only their proportions count. The order of the names makes no difference.
+      dataset_id: as in `register_dataset`.
+
+    Raises ValueError for wrong weights and for sources whose elements differ in element_spec,
+    NotFound for an unknown dataset, and Unimplemented for one that cannot be read in order.
+    """
+    if not isinstance(sources, Mapping) or not sources:
+        raise InvalidArgument(
+            f"sources={sources!r:.200}: give a dict of names, each with a dataset's id and a weight"
+        )
+    for name, source in sources.items():
+        is_pair = isinstance(source, tuple | list) and len(source) == 2
+        if not (isinstance(name, str) and name and is_pair and isinstance(source[0], str)):
+            raise InvalidArgument(
+                f"source {name!r} is {source!r:.200}: give a name, a dataset's id and a weight, as "
+                'in {"web": ("17", 0.7)}'
+            )
+    names = sorted(sources)
+    found = shares([sources[name][1] for name in names])
+    request = pb.RegisterDatasetRequest(
+        mixture=[
+            ev.MixtureSource(name=name, dataset_id=sources[name][0], share=share)
+            for name, share in zip(names, found, strict=True)
+        ]
+    )
+    return registered(service, request, dataset_id)

@@ -24,6 +24,9 @@ from .links import ASK_AGAIN_S, Links, WorkerLink
 from .modes import Mode
 from .silence import SilenceDetector
 
+MAX_HOMES = 10_000
+"""With so many places, those that were passed are forgotten."""
+
 
 @dataclass(eq=False)
 class Request:
@@ -147,6 +150,12 @@ class Slices:
         self.withdraw_all()
         self._homes.clear()
         self.first_place = first_place
+
+    def forget_homes(self, is_passed: Callable[[int], bool]) -> None:
+        """Nothing of such places is needed any more, and nothing is asked for."""
+        if len(self._homes) > MAX_HOMES:
+            kept = {place: home for place, home in self._homes.items() if not is_passed(place)}
+            self._homes = kept
 
     def forget(self, place: int) -> None:
         """Nothing of the place is needed any more: its requests end unheard."""

@@ -31,12 +31,14 @@ from .reloaded import Reloaded
 
 TRAINER, GRAPHS, PYTHON = "trainer", "graphs", "python"
 WORKER, OPERATOR, VIEWER = "worker", "operator", "viewer"
+SCHEDULER = "scheduler"
 
 ROLES = {
     TRAINER: "registers datasets, and reads them; has workers save them",
     GRAPHS: "registers graphs of any operations, such as read_file; besides trainer",
     PYTHON: "registers datasets that are Python code, which workers run; besides trainer",
     WORKER: "runs the tasks of these datasets and jobs; without patterns, all of them, and saves",
+    SCHEDULER: "changes the schedules of these jobs: weights of mixtures, steps that are left out",
     OPERATOR: "removes datasets, and sees all that a viewer sees",
     VIEWER: "sees the status and the list of datasets",
 }

@@ -8,6 +8,10 @@ size and the number of the bundles.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
+from typing import NamedTuple
+
 from msgspec.structs import asdict
 
 from ...journal.proto import events_pb2 as ev
@@ -32,11 +36,49 @@ MAX_FILE_BUNDLES = 1024
 """The most bundles that an epoch of other sources has by default: a split may be a whole file."""
 
 
-def complete_order(dataset: Dataset, asked: ev.OrderSpec) -> ev.OrderSpec:
+class Part(NamedTuple):
+    """The bundles that a job has of one dataset: of its own, or of a source of its mixture."""
+
+    dataset_id: str
+    first: int  # the number of its first bundle, among those of an epoch of all parts
+    bundles: int
+    bundle_splits: int
+
+
+def parts_of(dataset: Dataset, order: BundleSpec) -> list[Part]:
+    """The job's parts, by the numbers of their bundles."""
+    if not order.source_bundles:
+        return [Part(dataset.dataset_id, 0, order.bundles, order.bundle_splits)]
+    firsts = itertools.accumulate(order.source_bundles, initial=0)
+    sources = dataset.outline.mixture.sources
+    columns = (firsts, order.source_bundles, order.source_bundle_splits)
+    return [Part(s.dataset_id, *row) for s, *row in zip(sources, *columns, strict=False)]
+
+
+def complete_order(
+    datasets: Mapping[str, Dataset], dataset: Dataset, asked: ev.OrderSpec
+) -> ev.OrderSpec:
     """The order of a new job, with the size and the number of its bundles.
 
     Raises InvalidArgument, or Unimplemented for a dataset that has no bundles.
     """
+    if not (sources := dataset.outline.mixture.sources):
+        return _complete(dataset, asked)
+    orders = [_complete(datasets[source.dataset_id], asked) for source in sources]
+    order = ev.OrderSpec()
+    order.CopyFrom(asked)
+    order.source_bundles.extend(each.bundles for each in orders)
+    order.source_bundle_splits.extend(each.bundle_splits for each in orders)
+    if (bundles := sum(order.source_bundles)) > MAX_BUNDLES:
+        raise InvalidArgument(
+            f"the sources of mixture {dataset.dataset_id} have {bundles} bundles, and an ordered "
+            f"read has at most {MAX_BUNDLES}: give a bundle_splits above {asked.bundle_splits}"
+        )
+    order.bundles = bundles
+    return order
+
+
+def _complete(dataset: Dataset, asked: ev.OrderSpec) -> ev.OrderSpec:
     for name in ("cycle_length", "block_length"):
         if not 1 <= (value := getattr(asked, name)) <= MAX_INTERLEAVED:
             raise InvalidArgument(f"{name}={value} must be from 1 to {MAX_INTERLEAVED}")
@@ -95,7 +137,10 @@ def _bundle_splits(dataset: Dataset, splits: int) -> int:
 
 def order_of(message: ev.OrderSpec) -> BundleSpec:
     """The order as the state keeps it."""
-    return BundleSpec(**{field: getattr(message, field) for field in BundleSpec.__struct_fields__})
+    order = BundleSpec(**{field: getattr(message, field) for field in BundleSpec.__struct_fields__})
+    order.source_bundles = [*message.source_bundles]
+    order.source_bundle_splits = [*message.source_bundle_splits]
+    return order
 
 
 def order_message(order: BundleSpec) -> ev.OrderSpec:
@@ -108,6 +153,7 @@ def is_same_order(order: BundleSpec | None, asked: ev.OrderSpec | None) -> bool:
     if order is None or asked is None:
         return order is None and asked is None
     wanted = order_of(asked)
-    wanted.bundles = order.bundles
+    wanted.bundles, wanted.source_bundles = order.bundles, order.source_bundles
+    wanted.source_bundle_splits = order.source_bundle_splits
     wanted.bundle_splits = wanted.bundle_splits or order.bundle_splits
     return wanted == order

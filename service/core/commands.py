@@ -14,6 +14,7 @@ from .ordered import MoveConsumers
 from .rounds import RemoveTask, ReportRound
 from .save_streams import AssignSplit, AssignStream, CommitChunk, CompleteStream
 from .saves import FailSave, StartSave
+from .schedules import ChangeSchedule
 from .skips import SkipSplit
 from .splits import FindSplits, GetSplit, LeaseSplits, ProbeSplits, ReturnSplits
 from .tasks import CompleteTask

@@ -158,6 +158,8 @@ def _consumer_joined(state: State, event: ev.ConsumerJoined) -> None:
     )
     iteration = state.iterations[event.iteration_id]
     iteration.consumers.add(consumer_id)
+    if member is not None:
+        state.jobs[iteration.job_id].step = member.batch_size * member.consumers
     used(state, iteration)
 
 

@@ -8,12 +8,14 @@ that a new leader can continue the deletion.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
-from ...journal.datasets import forget_analysis, stored
+from ...journal.datasets import SHARES, forget_analysis, stored
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows
 from ..errors import FailedPrecondition, InvalidArgument
 from .base import Command, Decide, Decision, EventKind, Events, find_dataset, itself, reserve_id
+from .bundles import splits_of
 from .jobs import readers_of, removed
 from .saves import is_absolute
 from .state import Dataset, Job, State
@@ -169,6 +171,53 @@ def _dataset_used(state: State, event: ev.DatasetUsed) -> None:
     state.datasets[event.dataset_id].used_ms = state.time_ms
 
 
+def mixtures_of(state: State, dataset_id: str) -> list[str]:
+    """The ids of those that have it as a source."""
+    return [
+        known.dataset_id
+        for known in state.datasets.values()
+        if any(source.dataset_id == dataset_id for source in known.outline.mixture.sources)
+    ]
+
+
+def mixture(state: State, asked: Sequence[ev.MixtureSource]) -> ev.DatasetDefinition:
+    """The definition of a mixture of registered datasets, whose sources say `name`, `dataset_id`
+    and `share`. Raises InvalidArgument, NotFound and Unimplemented."""
+    if not asked:
+        raise InvalidArgument("a mixture without sources: give at least one")
+    names = [source.name for source in asked]
+    if len({*names}) < len(names) or not all(names):
+        raise InvalidArgument(f"the sources are named {names}: give each a name of its own")
+    if sum(source.share for source in asked) != SHARES or min(s.share for s in asked) < 0:
+        raise InvalidArgument(f"the shares of {names} do not add up to {SHARES}")
+    definition = ev.DatasetDefinition()
+    for source in asked:
+        dataset, first = (find_dataset(state, each.dataset_id) for each in (source, asked[0]))
+        if dataset.outline.HasField("mixture"):
+            raise InvalidArgument(
+                f"source {source.name!r} is dataset {source.dataset_id}, a mixture itself: give "
+                "its sources, with its weights times their own"
+            )
+        splits_of(dataset)
+        if (mine := _form(dataset.outline)) != (others := _form(first.outline)):
+            raise InvalidArgument(
+                "the sources of a mixture must have elements of one element_spec: "
+                f"{names[0]!r} has {others!r}, and {source.name!r} has {mine!r}"
+            )
+        definition.mixture.sources.add(
+            name=source.name, dataset_id=source.dataset_id, share=source.share,
+            content=dataset.content,
+        )  # fmt: skip
+    outline = find_dataset(state, asked[0].dataset_id).outline
+    definition.structure, definition.compression = outline.structure, outline.compression
+    return definition
+
+
+def _form(outline: ev.DatasetDefinition) -> str | bytes:
+    """How elements arrive, as readers are told of it."""
+    return outline.structure or outline.metadata
+
+
 def jobs_of(state: State, dataset_id: str) -> list[Job]:
     """All jobs of the dataset, including those without a name."""
     return [job for job in state.jobs.values() if job.dataset_id == dataset_id]
@@ -176,6 +225,11 @@ def jobs_of(state: State, dataset_id: str) -> list[Job]:
 
 def _remove_dataset(state: State, command: RemoveDataset) -> Decision:
     find_dataset(state, command.dataset_id)
+    if mixtures := mixtures_of(state, command.dataset_id):
+        raise FailedPrecondition(
+            f"dataset {command.dataset_id} is a source of the mixtures {', '.join(mixtures)}: "
+            "remove these first"
+        )
     jobs = jobs_of(state, command.dataset_id)
     if not command.force and (reading := [job for job in jobs if readers_of(state, job)]):
         count = sum(len(readers_of(state, job)) for job in reading)

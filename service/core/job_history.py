@@ -14,6 +14,7 @@ from msgspec.structs import asdict
 from ...journal.proto import events_pb2 as ev
 from ...journal.reasons import UNREAD
 from .. import ranges
+from .jobs import readers_of
 from .lengths import lengths_of
 from .state import Consumer, Dataset, Job, Lease, State
 
@@ -26,6 +27,8 @@ class ConsumerStay:
     epoch: int  # of its iteration
     member: ev.GroupMember | None  # of an ordered read
     joined_ms: int | None  # None: before the history begins
+    life: int = 0  # how many changes of the schedule were decided before, while nobody read
+    changes: int | None = None  # how many it knew when it left; None: it is still there
     left_ms: int | None = None  # None: it is still there
     why: str | None = None
     position: int | None = None
@@ -103,26 +106,30 @@ class JobHistory:
     """Tasks whose pipelines tell which splits were taken. Others mix the elements of splits."""
     leased_twice: list[ev.SplitsLeased] = field(default_factory=list)
     skipped: list[ev.SplitSkipped] = field(default_factory=list)
+    life: int = 0  # as of a ConsumerStay that begins now
+    sources: list[Dataset] = field(default_factory=list)  # of a mixture
     claims: list[BundleClaim] = field(default_factory=list)
 
     @property
     def lengths(self) -> list[int]:
         """Of the bundles of an ordered job; -1 where nobody has learned one."""
-        return lengths_of(State(datasets={self.job.dataset_id: self.dataset}), self.job)
+        datasets = {each.dataset_id: each for each in (self.dataset, *self.sources)}
+        return lengths_of(State(datasets=datasets), self.job)
 
     def groups(self) -> list[list[ConsumerStay]]:
         """The consumers of an ordered job that began at one position as one group, by time.
 
         A consumer that begins there again, after it was restarted, is of the same group: it is
-        given the same batches.
+        given the same batches, unless the schedule was changed while nobody read.
         """
-        found: dict[bytes, list[ConsumerStay]] = {}
+        found: dict[tuple[int, bytes], list[ConsumerStay]] = {}
         for stay in self.stays:
             if stay.member is not None:
                 shape = ev.GroupMember()
                 shape.MergeFrom(stay.member)
                 shape.index = 0
-                found.setdefault(shape.SerializeToString(deterministic=True), []).append(stay)
+                key = stay.life, shape.SerializeToString(deterministic=True)
+                found.setdefault(key, []).append(stay)
         return [*found.values()]
 
     @property
@@ -196,6 +203,8 @@ class JobHistories:
             case "consumer_left":
                 stay = self._stays.pop(body.consumer_id)
                 stay.left_ms, stay.why = now, body.reason
+                iteration_id = state.consumers[body.consumer_id].iteration_id
+                stay.changes = len(self._of(state, iteration_id).job.changes)
                 if body.HasField("position"):
                     stay.position, stay.moved_ms, stay.is_exact = body.position, now, True
                 for claim in self._claims.pop(body.consumer_id, {}).values():
@@ -214,6 +223,9 @@ class JobHistories:
                 iteration_id = state.consumers[body.consumer_id].iteration_id
                 epoch = self._epoch(state, iteration_id)
                 epoch.done = (epoch.done or 0) + len(body.done)
+            case "schedule_changed":
+                history = self._of_job(state, body.job_id)
+                history.life += not readers_of(state, history.job)
             case "lengths_learned":
                 learned = self._learned.setdefault(body.dataset_id, {})
                 learned.setdefault(body.bundle_splits, []).append((now, len(body.bundles)))
@@ -257,13 +269,16 @@ class JobHistories:
     def follow_end(self, state: State) -> None:
         """The last event was applied: add the jobs that nobody has read."""
         for job in state.jobs.values():  # whose dataset may have been registered anew
-            self._of_job(state, job.job_id).dataset = state.datasets[job.dataset_id]
+            history, dataset = self._of_job(state, job.job_id), state.datasets[job.dataset_id]
+            history.dataset, history.sources = dataset, _sources(state, dataset)
 
     def _of_job(self, state: State, job_id: int) -> JobHistory:
         if job_id not in self.jobs:
             job = state.jobs[job_id]
             learned = self._learned.setdefault(job.dataset_id, {})
-            self.jobs[job_id] = JobHistory(job, state.datasets[job.dataset_id], learned)
+            dataset = state.datasets[job.dataset_id]
+            history = JobHistory(job, dataset, learned, sources=_sources(state, dataset))
+            self.jobs[job_id] = history
         return self.jobs[job_id]
 
     def _epoch(self, state: State, iteration_id: int) -> EpochHistory:
@@ -276,9 +291,10 @@ class JobHistories:
         self, state: State, iteration_id: int, who: int, member: ev.GroupMember | None,
         now: int | None,
     ) -> None:  # fmt: skip
-        stay = ConsumerStay(who, state.iterations[iteration_id].epoch, member, now)
+        history = self._of(state, iteration_id)
+        stay = ConsumerStay(who, state.iterations[iteration_id].epoch, member, now, history.life)
         self._stays[who] = stay
-        self._of(state, iteration_id).stays.append(stay)
+        history.stays.append(stay)
 
     def _claim(self, state: State, who: int, place: int, start: int, now: int | None) -> None:
         iteration_id = state.consumers[who].iteration_id
@@ -348,6 +364,10 @@ class JobHistories:
             if worker_id in (None, lost.worker_id):
                 lost.why = why
         self._unexplained = [lost for lost in self._unexplained if lost.why is None]
+
+
+def _sources(state: State, dataset: Dataset) -> list[Dataset]:
+    return [state.datasets[source.dataset_id] for source in dataset.outline.mixture.sources]
 
 
 def _address(state: State, worker_id: int) -> str:

@@ -28,6 +28,7 @@ class GetOrCreateJob(Command, frozen=True, kw_only=True):
     order: ev.OrderSpec | None = None  # of a read in bundles; bundle_splits 0: choose
     content: str = ""  # the content_fingerprint that the dataset must have; empty: any
     one_dataset: bool = False  # nobody may be reading another one under the user's name
+    schedules: bool = False  # whether the trainer knows mixtures
 
 
 class JoinJob(GetOrCreateJob, frozen=True, kw_only=True):
@@ -59,6 +60,8 @@ def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
             f"dataset {command.dataset_id} was removed, and another one has its id now: make the "
             "read again, and begin it without the state of the old one"
         )
+    if known is not None and known.outline.HasField("mixture"):
+        _check_mixed(command)
     if command.name and command.name in state.job_by_name:
         job = state.jobs[state.job_by_name[command.name]]
         _require_same_parameters(job, command)
@@ -92,7 +95,9 @@ def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
         num_consumers=command.num_consumers,
         cross_trainer_cache=command.cross_trainer_cache,
         target_workers=command.target_workers,
-        order=None if command.order is None else complete_order(dataset, command.order),
+        order=None
+        if command.order is None
+        else complete_order(state.datasets, dataset, command.order),
     )
     return Decision([ev.Event(job_created=created)], created.job_id)
 
@@ -133,6 +138,19 @@ def _require_one_dataset(state: State, dataset: Dataset, name: str) -> None:
                 f"({dataset.content}): each would read all elements. Give both the same pipeline, "
                 "or this id of the first to the second, or another job_name to what is another job"
             )
+
+
+def _check_mixed(command: GetOrCreateJob) -> None:
+    if command.order is None or command.order.claimed:
+        raise Unimplemented(
+            f"dataset {command.dataset_id} is a mixture, whose sources have a place in one order: "
+            "read it with ordered=True"
+        )
+    if not command.schedules:
+        raise Unimplemented(
+            f"dataset {command.dataset_id} is a mixture, and this trainer's Forebay knows none: "
+            "read it with a newer one"
+        )
 
 
 def _check_coordinated(command: GetOrCreateJob, num_consumers: int) -> None:

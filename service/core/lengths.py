@@ -7,6 +7,7 @@ lengths from the files' metadata, and declares them.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from ...journal.proto import events_pb2 as ev
@@ -21,7 +22,7 @@ from .base import (
     find_dataset,
     require_one_of_each,
 )
-from .bundles import splits_of
+from .bundles import Part, parts_of, splits_of
 from .state import BundleSpec, Dataset, Job, State
 
 UNKNOWN = -1
@@ -76,8 +77,9 @@ def _learn(
     who: str,
 ) -> Decision:
     require_one_of_each(who, "lengths", lengths, bundles)
-    known = state.datasets[job.dataset_id].lengths.get(order.bundle_splits, [])
-    new: dict[int, int] = {}
+    parts = parts_of(state.datasets[job.dataset_id], order)
+    firsts = [part.first for part in parts]
+    new: list[dict[int, int]] = [{} for _ in parts]
     mismatches = []
     for bundle, length in zip(bundles, lengths, strict=True):
         if not 0 <= bundle < order.bundles or length < 0:
@@ -85,20 +87,32 @@ def _learn(
                 f"{who} reports length {length} of bundle {bundle}: lengths are at least 0, and "
                 f"the bundles are 0 to {order.bundles - 1}"
             )
-        before = known[bundle] if bundle < len(known) else UNKNOWN
+        number = bisect_right(firsts, bundle) - 1
+        part, own = parts[number], bundle - firsts[number]
+        known = _known(state, part)
+        before = known[own] if own < len(known) else UNKNOWN
         if before == UNKNOWN:
-            before = new.setdefault(bundle, length)
+            before = new[number].setdefault(own, length)
         if before != length:
             mismatches.append(bundle)
-    if not new:
-        return Decision([], mismatches)
-    learned = ev.LengthsLearned(
-        dataset_id=job.dataset_id,
-        bundle_splits=order.bundle_splits,
-        bundles=new.keys(),
-        lengths=new.values(),
-    )
-    return Decision([ev.Event(lengths_learned=learned)], mismatches)
+    events = [
+        ev.Event(
+            lengths_learned=ev.LengthsLearned(
+                dataset_id=part.dataset_id,
+                bundle_splits=part.bundle_splits,
+                bundles=learned.keys(),
+                lengths=learned.values(),
+            )
+        )
+        for part, learned in zip(parts, new, strict=True)
+        if learned
+    ]
+    return Decision(events, mismatches)
+
+
+def _known(state: State, part: Part) -> list[int]:
+    """The lengths of the part's first bundles; there may be none."""
+    return state.datasets[part.dataset_id].lengths.get(part.bundle_splits, [])
 
 
 class DeclareLengths(Command, frozen=True, kw_only=True):
@@ -139,8 +153,11 @@ def _lengths_learned(state: State, event: ev.LengthsLearned) -> None:
 def lengths_of(state: State, job: Job) -> list[int]:
     """Of the bundles of an ordered job, by number; UNKNOWN where nobody has learned it."""
     assert job.order is not None
-    known = state.datasets[job.dataset_id].lengths.get(job.order.bundle_splits, [])
-    return known + [UNKNOWN] * (job.order.bundles - len(known))
+    found: list[int] = []
+    for part in parts_of(state.datasets[job.dataset_id], job.order):
+        known = _known(state, part)
+        found += known + [UNKNOWN] * (part.bundles - len(known))
+    return found
 
 
 def elements_of(dataset: Dataset) -> int | None:

@@ -28,6 +28,7 @@ from . import (
     rounds,
     save_streams,
     saves,
+    schedules,
     skips,
     splits,
     tasks,
@@ -52,6 +53,7 @@ TOPICS = (
     claims,
     ordered,
     checksums,
+    schedules,
     saves,
     save_streams,
 )

@@ -213,10 +213,13 @@ def can_run(state: State, job: Job, worker: Worker) -> bool:
         return False
     if not (worker.stock or worker.no_python):
         return True
-    outline = state.datasets[job.dataset_id].outline
-    if not outline.HasField("python_function"):
-        return True
-    return outline.python_function.no_code and not worker.stock
+    dataset = state.datasets[job.dataset_id].outline
+    sources = (state.datasets[source.dataset_id].outline for source in dataset.mixture.sources)
+    return all(
+        not outline.HasField("python_function")
+        or (outline.python_function.no_code and not worker.stock)
+        for outline in (dataset, *sources)
+    )
 
 
 def why_no_task(state: State, iteration: Iteration) -> str:

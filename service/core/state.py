@@ -103,6 +103,19 @@ class BundleSpec(Struct):
     bundle_splits: int
     bundles: int  # of an epoch
     claimed: bool = False  # read at least once, by claims; not in order
+    source_bundle_splits: list[int] = []  # of a mixture, by source
+    source_bundles: list[int] = []  # `bundles` is their sum
+
+
+class DecidedChange(Struct):
+    """What a job reads is another from a place on (schedules.py): ev.ScheduleChange."""
+
+    place: int
+    shares: list[int]
+    skipped: int
+    reason: str
+    who: str
+    time_ms: int
 
 
 class Job(Struct):
@@ -123,6 +136,8 @@ class Job(Struct):
     differing: list[
         int
     ] = []  # bundles with another checksum when they were run again (checksums.py)
+    changes: list[DecidedChange] = []  # of what it reads, in the order of their decisions
+    step: int = 0  # elements that the group that joined last reads at a time; of an ordered job
 
     @property
     def user_name(self) -> str:

@@ -155,10 +155,14 @@ class Decider:
             for event in events:
                 callback(event)
         if not all(EVENTS[event.WhichOneof("event") or ""].is_quiet for event in events):
-            for future, changed in self.waiting.items():
-                if not future.done() and changed():
-                    future.set_result(None)
+            self.look_again()
         self._snapshot_if_due()
+
+    def look_again(self) -> None:
+        """Wake each `wait_until` whose condition holds now: something is not as it was."""
+        for future, changed in self.waiting.items():
+            if not future.done() and changed():
+                future.set_result(None)
 
     def position(self) -> pb.JournalPosition:
         """The last durable event, with a proof: peers may learn of it. Not to be changed."""

@@ -22,6 +22,7 @@ from ..core.jobs import readers_of
 from ..core.state import Consumer, State
 from ..core.status import encoded_status
 from ..errors import NotFound, Unavailable
+from .changes import ScheduleChanges
 from .clock_watch import ClockWatch
 from .decider import Decider
 from .failure_detector import FailureDetector
@@ -63,6 +64,7 @@ class Dispatcher(Decider):
         self.failure_detector = FailureDetector(self)
         self.garbage_collector = GarbageCollector(self, self.graphs)
         self.saves = Saves(self)
+        self.changes = ScheduleChanges(self)
         self.growing_sources = GrowingSources(self)
         self.user_metrics = UserMetrics(state)
         self.loads = Loads(state, options.load_window_ms, self.failure_detector.gone_s)

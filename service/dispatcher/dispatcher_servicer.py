@@ -28,10 +28,12 @@ from ..core.base import find_dataset, find_iteration
 from ..core.bundles import order_message
 from ..core.checksums import describe_mismatches
 from ..core.claims import Claimed
+from ..core.datasets import mixture
 from ..core.jobs import epochs_over
 from ..core.lengths import elements_of, lengths_of
 from ..core.read_kinds import why_no_task
 from ..core.state import (
+    Dataset,
     Grants,
     Iteration,
     Job,
@@ -48,9 +50,12 @@ from ..core.workers import require_own
 from ..errors import InvalidArgument, cut_error
 from ..pipelines import definitions
 from ..pipelines.definitions import (
+    INFINITE_CARDINALITY,
     compresses,
+    encode_metadata,
     forbidden,
     has_no_code,
+    metadata_of,
     require_bytes,
     sanitize,
     without_compression,
@@ -108,6 +113,7 @@ _RPCS = {
     "CommitChunk": Rpc(decides=True, asker=_OF_STREAM),
     "EndStream": Rpc(decides=True, asker=_OF_STREAM),
     "GetStatus": Rpc(reads=True),
+    "ChangeSchedule": Rpc(decides=True),
 }
 
 
@@ -154,6 +160,8 @@ class DispatcherServicer:
     async def register_dataset(
         self, request: pb.RegisterDatasetRequest
     ) -> pb.RegisterDatasetResponse:
+        if request.mixture:
+            return await self._register_mixture(request)
         definition = ev.DatasetDefinition(
             sources=request.sources,
             unsplittable=request.unsplittable,
@@ -175,9 +183,7 @@ class DispatcherServicer:
 
         def admit() -> None:
             nonlocal is_believed
-            if self._permissions is not None:
-                state = self._dispatcher.state
-                self._permissions.check_datasets(request.dataset_id, state)
+            self._admit_dataset(request.dataset_id)
             is_believed = True
 
         dataset_id = await self._dispatcher.graphs.register(
@@ -192,6 +198,36 @@ class DispatcherServicer:
         if request.dataset_id:  # without an id, only an equal dataset is reused
             differs = await self._dispatcher.graphs.difference(dataset_id, definition, graph)
         return pb.RegisterDatasetResponse(dataset_id=dataset_id, differs=differs)
+
+    async def _register_mixture(
+        self, request: pb.RegisterDatasetRequest
+    ) -> pb.RegisterDatasetResponse:
+        state, graphs = self._dispatcher.state, self._dispatcher.graphs
+        if self._permissions is not None:
+            for source in request.mixture:
+                read = pb.GetDatasetRequest(dataset_id=source.dataset_id)
+                self._permissions.check("GetDataset", read, state)
+        definition = mixture(state, request.mixture)
+        first = find_dataset(state, request.mixture[0].dataset_id)
+        if compresses(first.outline):
+            raise InvalidArgument(
+                f"dataset {first.dataset_id} compresses its elements itself, and no source of a "
+                'mixture may: register it with another compression than "SNAPPY"'
+            )
+        spec = metadata_of(first.outline.metadata).element_spec
+        definition.metadata = encode_metadata(spec, INFINITE_CARDINALITY)
+        stored_sources = ev.Mixture(sources=definition.mixture.sources).SerializeToString()
+        admit = functools.partial(self._admit_dataset, request.dataset_id)
+        dataset_id = await graphs.register(request.dataset_id, definition, stored_sources, admit)
+        differs = ""
+        if request.dataset_id:
+            differs = await graphs.difference(dataset_id, definition, stored_sources)
+        return pb.RegisterDatasetResponse(dataset_id=dataset_id, differs=differs)
+
+    def _admit_dataset(self, dataset_id: str) -> None:
+        """Raises ResourceExhausted if the caller may have no further dataset."""
+        if self._permissions is not None:
+            self._permissions.check_datasets(dataset_id, self._dispatcher.state)
 
     async def _sanitized(
         self, method: str, request: pb.RegisterDatasetRequest | pb.StartSaveRequest
@@ -313,6 +349,7 @@ class DispatcherServicer:
         # In a coordinated read consumers report their round before they get tasks.
         if job.num_consumers is None:
             response.news.CopyFrom(self._news(iteration, joined.consumer_id))
+            self._dispatcher.changes.tell(iteration, 0, response.news)
         return response
 
     async def _warnings_for(self, job: pb.GetOrCreateJobRequest) -> list[str]:
@@ -320,9 +357,16 @@ class DispatcherServicer:
 
         Raises NotSplittable, naming the node, if the dataset cannot be run bundle by bundle.
         """
-        dataset = self._dispatcher.state.datasets.get(job.dataset_id)
+        datasets = self._dispatcher.state.datasets
+        dataset = datasets.get(job.dataset_id)
         if not job.HasField("order") or dataset is None:
             return []
+        sources = [datasets[source.dataset_id] for source in dataset.outline.mixture.sources]
+        return [
+            warning for each in sources or [dataset] for warning in await self._doubts_of(each, job)
+        ]
+
+    async def _doubts_of(self, dataset: Dataset, job: pb.GetOrCreateJobRequest) -> list[str]:
         blob, ordered = stored(dataset.outline).blob, not job.order.claimed
         asked = blob, ordered, job.within_bundles
         if asked not in self._doubts:
@@ -361,17 +405,24 @@ class DispatcherServicer:
         if request.HasField("position"):
             await self._progress.report(iteration.iteration_id, consumer_id, request.position)
             self._iteration_of(consumer_id)
+        if request.HasField("answer"):
+            dispatcher.changes.answered(iteration.iteration_id, consumer_id, request.answer)
         if self._admission is not None:
             current_caller(self._admission)  # while its token is valid, which may be replaced
         wait_ms = _wait_ms(request.wait_ms, dispatcher.options.client_timeout_ms)
         # A heartbeat that does not wait may run beside a poll, so it does not count as one.
         with dispatcher.failure_detector.poll(consumer_id) if wait_ms else nullcontext():
             await dispatcher.wait_until(
-                lambda: iteration.version != request.version or consumer_id not in state.consumers,
+                lambda: (
+                    iteration.version != request.version
+                    or consumer_id not in state.consumers
+                    or dispatcher.changes.is_news(iteration.iteration_id, request)
+                ),
                 wait_ms,
             )
             self._iteration_of(consumer_id)
             response = self._news(iteration, consumer_id, told=request.version)
+            dispatcher.changes.tell(iteration, request.changes, response)
             # Without a block_round the consumer continues, with the tasks of the same answer.
             if iteration.barrier is not None and iteration.barrier.target_round:
                 response.block_round = iteration.barrier.target_round
@@ -658,6 +709,10 @@ class DispatcherServicer:
         await self._dispatcher.execute(_command(kind, request))
         return pb.EndStreamResponse()
 
+    async def change_schedule(self, request: pb.ChangeScheduleRequest) -> pb.ChangeScheduleResponse:
+        who = "" if self._permissions is None else self._permissions.caller()
+        return await self._dispatcher.changes.change(request, self._numbered(request.request), who)
+
     async def get_status(self, request: pb.GetStatusRequest) -> pb.GetStatusResponse:
         dispatcher = self._dispatcher
         if request.workers_only:
@@ -746,6 +801,7 @@ def _job(request: pb.GetOrCreateJobRequest) -> dict[str, Any]:
         "order": request.order if request.HasField("order") else None,
         "content": request.content,
         "one_dataset": request.one_dataset,
+        "schedules": request.schedules,
     }
 
 

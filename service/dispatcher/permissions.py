@@ -15,6 +15,7 @@ from ..connections.access import (
     GRAPHS,
     OPERATOR,
     PYTHON,
+    SCHEDULER,
     TRAINER,
     VIEWER,
     WORKER,
@@ -23,6 +24,7 @@ from ..connections.access import (
 )
 from ..connections.admission import Admission, Identity
 from ..connections.grpc_server import current_caller
+from ..core.schedules import named
 from ..core.state import Grants, State, Worker, WorkerGrant
 from ..errors import PermissionDenied, ResourceExhausted
 from ..pipelines.definitions import has_no_code
@@ -91,6 +93,11 @@ def _of_read(request: pb.GetDatasetRequest, _: State) -> Subject:
     return Subject(request.dataset_id, name)
 
 
+def _of_schedule(request: pb.ChangeScheduleRequest, state: State) -> Subject:
+    found = named(state, request.job)  # of several, the method says so
+    return _of_job(found[0].job_id, state) if len(found) == 1 else Subject()
+
+
 def _everything(_: Any, __: State) -> Subject:
     return EVERYTHING
 
@@ -126,6 +133,7 @@ METHODS: dict[str, tuple[tuple[str, ...], Describe]] = {
     "CommitChunk": _OF_SAVE,
     "EndStream": _OF_SAVE,
     "GetStatus": _VIEWER,
+    "ChangeSchedule": ((SCHEDULER,), _of_schedule),
 }
 """By method: the roles of which each allows it, and what a call of it is about."""
 

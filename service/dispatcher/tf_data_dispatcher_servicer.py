@@ -139,9 +139,9 @@ class TfDataDispatcherServicer:
 
     async def get_dataset_def(self, request: pb.GetDatasetDefRequest) -> pb.GetDatasetDefResponse:
         dataset = find_dataset(self._dispatcher.state, request.dataset_id)
-        if dataset.outline.HasField("python_function"):
+        if (kind := dataset.outline.WhichOneof("kind")) != "tf_data_graph":
             raise Unimplemented(
-                f"dataset {request.dataset_id} is a Python dataset, which has no graph: run it on "
+                f"dataset {request.dataset_id} is a {kind}, which has no graph: run it on "
                 "Forebay's workers"
             )
         async with self._dispatcher.graphs.pieces.turn(dataset.graph_bytes):

@@ -32,6 +32,9 @@ from .tf_data.split_sources import split_sources as split_sources
 
 def fingerprint(definition: ev.DatasetDefinition, stored: bytes) -> str:
     """A hash that equal datasets of one kind have in common. Raises InvalidGraph."""
+    if definition.HasField("mixture"):
+        sources = [(s.name, s.share, s.content) for s in definition.mixture.sources]
+        return hashlib.sha256(json.dumps(sources).encode()).hexdigest()
     if definition.HasField("python_function"):
         return hashlib.sha256(stored).hexdigest()
     return canonical.fingerprint(stored)
@@ -88,10 +91,12 @@ def difference(
     registered: ev.DatasetDefinition, stored: bytes, other: ev.DatasetDefinition, others: bytes
 ) -> str:
     """Which parts of two datasets differ, in words; empty if they are equal."""
-    python = registered.HasField("python_function")
-    if python != other.HasField("python_function"):
+    kind = registered.WhichOneof("kind")
+    if kind != other.WhichOneof("kind"):
         return "kind"
-    if not python:
+    if kind == "mixture":
+        return "" if registered.mixture.sources == other.mixture.sources else "sources"
+    if kind != "python_function":
         try:
             return "" if canonical.fingerprint(stored) == canonical.fingerprint(others) else "graph"
         except InvalidGraph:

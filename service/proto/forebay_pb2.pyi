@@ -20,7 +20,7 @@ class JournalPosition(_message.Message):
     def __init__(self, journal_id: _Optional[str] = ..., sequence: _Optional[int] = ..., lasting: bool = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class RegisterDatasetRequest(_message.Message):
-    __slots__ = ("dataset_id", "graph", "sources", "unsplittable", "metadata", "structure", "compression", "python", "lengths")
+    __slots__ = ("dataset_id", "graph", "sources", "unsplittable", "metadata", "structure", "compression", "python", "lengths", "mixture")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class RegisterDatasetRequest(_message.Message):
     COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     PYTHON_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    MIXTURE_FIELD_NUMBER: _ClassVar[int]
     dataset_id: str
     graph: bytes
     sources: _containers.RepeatedCompositeFieldContainer[_events_pb2.SplitSource]
@@ -39,7 +40,8 @@ class RegisterDatasetRequest(_message.Message):
     compression: _events_pb2.BlockCompression
     python: bytes
     lengths: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, dataset_id: _Optional[str] = ..., graph: _Optional[bytes] = ..., sources: _Optional[_Iterable[_Union[_events_pb2.SplitSource, _Mapping]]] = ..., unsplittable: _Optional[str] = ..., metadata: _Optional[bytes] = ..., structure: _Optional[str] = ..., compression: _Optional[_Union[_events_pb2.BlockCompression, str]] = ..., python: _Optional[bytes] = ..., lengths: _Optional[_Iterable[int]] = ...) -> None: ...
+    mixture: _containers.RepeatedCompositeFieldContainer[_events_pb2.MixtureSource]
+    def __init__(self, dataset_id: _Optional[str] = ..., graph: _Optional[bytes] = ..., sources: _Optional[_Iterable[_Union[_events_pb2.SplitSource, _Mapping]]] = ..., unsplittable: _Optional[str] = ..., metadata: _Optional[bytes] = ..., structure: _Optional[str] = ..., compression: _Optional[_Union[_events_pb2.BlockCompression, str]] = ..., python: _Optional[bytes] = ..., lengths: _Optional[_Iterable[int]] = ..., mixture: _Optional[_Iterable[_Union[_events_pb2.MixtureSource, _Mapping]]] = ...) -> None: ...
 
 class RegisterDatasetResponse(_message.Message):
     __slots__ = ("dataset_id", "differs")
@@ -120,7 +122,7 @@ class RemoveDatasetResponse(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetOrCreateJobRequest(_message.Message):
-    __slots__ = ("request", "dataset_id", "job_name", "sharding", "target_workers", "known", "num_consumers", "cross_trainer_cache", "order", "content", "one_dataset", "within_bundles")
+    __slots__ = ("request", "dataset_id", "job_name", "sharding", "target_workers", "known", "num_consumers", "cross_trainer_cache", "order", "content", "one_dataset", "within_bundles", "schedules")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +135,7 @@ class GetOrCreateJobRequest(_message.Message):
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     ONE_DATASET_FIELD_NUMBER: _ClassVar[int]
     WITHIN_BUNDLES_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULES_FIELD_NUMBER: _ClassVar[int]
     request: _events_pb2.Request
     dataset_id: str
     job_name: str
@@ -145,7 +148,8 @@ class GetOrCreateJobRequest(_message.Message):
     content: str
     one_dataset: bool
     within_bundles: bool
-    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., dataset_id: _Optional[str] = ..., job_name: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ..., target_workers: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., num_consumers: _Optional[int] = ..., cross_trainer_cache: bool = ..., order: _Optional[_Union[_events_pb2.OrderSpec, _Mapping]] = ..., content: _Optional[str] = ..., one_dataset: bool = ..., within_bundles: bool = ...) -> None: ...
+    schedules: bool
+    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., dataset_id: _Optional[str] = ..., job_name: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ..., target_workers: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., num_consumers: _Optional[int] = ..., cross_trainer_cache: bool = ..., order: _Optional[_Union[_events_pb2.OrderSpec, _Mapping]] = ..., content: _Optional[str] = ..., one_dataset: bool = ..., within_bundles: bool = ..., schedules: bool = ...) -> None: ...
 
 class GetOrCreateJobResponse(_message.Message):
     __slots__ = ("job_id", "dataset_id", "journal")
@@ -200,7 +204,7 @@ class JoinIterationResponse(_message.Message):
     def __init__(self, iteration_id: _Optional[int] = ..., consumer_id: _Optional[int] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., job_id: _Optional[int] = ..., dataset_id: _Optional[str] = ..., news: _Optional[_Union[ConsumerHeartbeatResponse, _Mapping]] = ..., order: _Optional[_Union[_events_pb2.OrderSpec, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., epoch: _Optional[int] = ..., doubts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ConsumerHeartbeatRequest(_message.Message):
-    __slots__ = ("consumer_id", "version", "wait_ms", "known", "refused", "rounds", "never_answered", "bundles", "lengths", "load", "position")
+    __slots__ = ("consumer_id", "version", "wait_ms", "known", "refused", "rounds", "never_answered", "bundles", "lengths", "load", "answer", "changes", "position")
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -211,6 +215,8 @@ class ConsumerHeartbeatRequest(_message.Message):
     BUNDLES_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     consumer_id: int
     version: int
@@ -222,8 +228,10 @@ class ConsumerHeartbeatRequest(_message.Message):
     bundles: _containers.RepeatedScalarFieldContainer[int]
     lengths: _containers.RepeatedScalarFieldContainer[int]
     load: ConsumerLoad
+    answer: Proposal
+    changes: int
     position: int
-    def __init__(self, consumer_id: _Optional[int] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., refused: _Optional[_Iterable[int]] = ..., rounds: _Optional[_Union[RoundReport, _Mapping]] = ..., never_answered: _Optional[_Iterable[int]] = ..., bundles: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., load: _Optional[_Union[ConsumerLoad, _Mapping]] = ..., position: _Optional[int] = ...) -> None: ...
+    def __init__(self, consumer_id: _Optional[int] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., refused: _Optional[_Iterable[int]] = ..., rounds: _Optional[_Union[RoundReport, _Mapping]] = ..., never_answered: _Optional[_Iterable[int]] = ..., bundles: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., load: _Optional[_Union[ConsumerLoad, _Mapping]] = ..., answer: _Optional[_Union[Proposal, _Mapping]] = ..., changes: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
 
 class ConsumerLoad(_message.Message):
     __slots__ = ("open_ms", "waited_ms", "elements", "network_ms", "dispatcher_ms", "no_task_ms", "bytes")
@@ -298,7 +306,7 @@ class HeldTask(_message.Message):
     def __init__(self, task_id: _Optional[int] = ..., lost: _Optional[int] = ..., round: _Optional[int] = ..., received: _Optional[int] = ...) -> None: ...
 
 class ConsumerHeartbeatResponse(_message.Message):
-    __slots__ = ("version", "tasks", "finished", "journal", "block_round", "removed", "no_task", "warning", "data_credential")
+    __slots__ = ("version", "tasks", "finished", "journal", "block_round", "removed", "no_task", "warning", "data_credential", "proposal", "changes")
     class RemovedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -315,6 +323,8 @@ class ConsumerHeartbeatResponse(_message.Message):
     NO_TASK_FIELD_NUMBER: _ClassVar[int]
     WARNING_FIELD_NUMBER: _ClassVar[int]
     DATA_CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
+    PROPOSAL_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
     version: int
     tasks: _containers.RepeatedCompositeFieldContainer[TaskInfo]
     finished: bool
@@ -324,7 +334,17 @@ class ConsumerHeartbeatResponse(_message.Message):
     no_task: str
     warning: str
     data_credential: bytes
-    def __init__(self, version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskInfo, _Mapping]]] = ..., finished: bool = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., block_round: _Optional[int] = ..., removed: _Optional[_Mapping[int, int]] = ..., no_task: _Optional[str] = ..., warning: _Optional[str] = ..., data_credential: _Optional[bytes] = ...) -> None: ...
+    proposal: Proposal
+    changes: _containers.RepeatedCompositeFieldContainer[_events_pb2.ScheduleChange]
+    def __init__(self, version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskInfo, _Mapping]]] = ..., finished: bool = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., block_round: _Optional[int] = ..., removed: _Optional[_Mapping[int, int]] = ..., no_task: _Optional[str] = ..., warning: _Optional[str] = ..., data_credential: _Optional[bytes] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., changes: _Optional[_Iterable[_Union[_events_pb2.ScheduleChange, _Mapping]]] = ...) -> None: ...
+
+class Proposal(_message.Message):
+    __slots__ = ("number", "place")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    place: int
+    def __init__(self, number: _Optional[int] = ..., place: _Optional[int] = ...) -> None: ...
 
 class TaskInfo(_message.Message):
     __slots__ = ("task_id", "completed", "worker_address", "worker_uid", "transfer_servers", "worker_tags", "stock", "starting_round", "lost")
@@ -751,6 +771,38 @@ class EndStreamResponse(_message.Message):
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
     journal: JournalPosition
     def __init__(self, journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+
+class ChangeScheduleRequest(_message.Message):
+    __slots__ = ("request", "job", "weights", "from_step", "stop", "reason")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    FROM_STEP_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    request: _events_pb2.Request
+    job: str
+    weights: _containers.RepeatedCompositeFieldContainer[SourceWeight]
+    from_step: int
+    stop: int
+    reason: str
+    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., job: _Optional[str] = ..., weights: _Optional[_Iterable[_Union[SourceWeight, _Mapping]]] = ..., from_step: _Optional[int] = ..., stop: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class SourceWeight(_message.Message):
+    __slots__ = ("source", "weight")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    weight: float
+    def __init__(self, source: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
+
+class ChangeScheduleResponse(_message.Message):
+    __slots__ = ("step", "place")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    place: int
+    def __init__(self, step: _Optional[int] = ..., place: _Optional[int] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ("workers_only", "unproved")

@@ -6,19 +6,20 @@ Reads in order and reads at least once have such tasks.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import threading
 from collections.abc import Iterator
 
-from ...journal.splits import source_size
 from ...storage.thread_pool import ThreadPool
 from ..delivery import BundleRun, BundlesOutput, OutputCancelled
 from ..delivery.bundles import MAX_RUNS
 from ..errors import ForebayError, PipelineError, status_of
-from ..pipelines import Pipeline, Run, SplitRange
+from ..pipelines import Run, SplitRange
 from ..proto import forebay_pb2 as pb
 from ..stopwatch import Stopwatch
 from .bundle_reports import BundleReports
+from .task_pipeline import BundleSource
 from .tasks import TaskDependencies, WorkerTask
 
 log = logging.getLogger(__name__)
@@ -46,8 +47,8 @@ class BundleTask(WorkerTask):
         output.on_trace = self.pipeline.spans.begin
         self._reports = reports
         # Once: in a run's thread, `task.order` was another object than a message (protobuf 6.33).
-        self._order = task.order.bundles, task.order.bundle_splits, task.order.seed
-        self._splits = 0
+        self._bundles, self._seed = task.order.bundles, task.order.seed
+        self._sources: list[BundleSource] = []
         self._live: dict[Run, list[int]] = {}  # of bundles; elements and bytes, of its thread
         self._put = [0, 0]  # by runs that have ended
         self._lock = threading.Lock()  # guards these
@@ -85,16 +86,14 @@ class BundleTask(WorkerTask):
 
     def _work(self) -> None:
         with self._needs.starting:
-            pipeline, at_once = self.pipeline.open_bundles()
-        definition = self.pipeline.definition
-        self._splits = min(map(source_size, definition.sources), default=0)
-        self.output.compression = definition.compression
+            self._sources, at_once = self.pipeline.open_bundles()
+        self.output.compression = self.pipeline.definition.compression
         with self._open:
             while True:
                 if (run := self.output.next_run(at_once, LOOK_S)) is None:
                     continue
                 try:
-                    self._runs.submit(self._produce, pipeline, run)
+                    self._runs.submit(self._produce, run)
                 except RuntimeError as error:
                     self._fail(
                         run,
@@ -104,13 +103,15 @@ class BundleTask(WorkerTask):
                         "or from more workers, or raise the host's or container's limit of threads",
                     )
 
-    def _produce(self, pipeline: Pipeline, run: BundleRun) -> None:
+    def _produce(self, run: BundleRun) -> None:
         """Make a run's elements."""
         try:
-            with self._begin(pipeline, run) as made:
+            with self._begin(run) as made:
                 blocks = made.blocks()
                 try:
                     for block in blocks:
+                        if block.bundle != run.number:  # of a mixture's source
+                            block = dataclasses.replace(block, bundle=run.number)
                         run.put(block)
                         self.pipeline.spans.end(block.count)
                         put = self._live[made]
@@ -137,13 +138,16 @@ class BundleTask(WorkerTask):
             log.exception("bundle %d of task %d failed", run.number, self.task.task_id)
 
     @contextlib.contextmanager
-    def _begin(self, pipeline: Pipeline, run: BundleRun) -> Iterator[Run]:
+    def _begin(self, run: BundleRun) -> Iterator[Run]:
         """The pipeline's run of the bundle, which `cancel` cancels."""
-        bundles, bundle_splits, seed = self._order
-        first = run.number % bundles * bundle_splits
-        count = min(bundle_splits, self._splits - first)
-        splits = SplitRange(first, count, pass_number=run.number // bundles)  # the epoch
-        made = pipeline.bundle(splits, number=run.number, seed=seed, start=run.start)
+        epoch, bundle = divmod(run.number, self._bundles)
+        source = next(each for each in reversed(self._sources) if each.first <= bundle)
+        own = bundle - source.first
+        first = own * source.bundle_splits
+        count = min(source.bundle_splits, source.splits - first)
+        splits = SplitRange(first, count, pass_number=epoch)
+        number = epoch * source.bundles + own  # as if the source were read by itself
+        made = source.pipeline.bundle(splits, number=number, seed=self._seed, start=run.start)
         with self._lock:
             self._live[made] = [0, 0]
         try:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from ...journal.datasets import stored
 from ...journal.proto import events_pb2 as ev
+from ...journal.splits import source_size
 from .. import malloc, pipelines
 from ..connections.dispatcher_client import DispatcherClient
 from ..delivery import TaskOutput
@@ -116,6 +119,16 @@ class Datasets:
         return dataset
 
 
+class BundleSource(NamedTuple):
+    """A dataset that a read in bundles runs, and its bundles among those of an epoch."""
+
+    pipeline: Pipeline
+    first: int  # number of its first bundle
+    bundles: int
+    bundle_splits: int
+    splits: int
+
+
 class TaskPipeline:
     """The pipeline of one task: its dataset, its leases and its run.
 
@@ -139,7 +152,7 @@ class TaskPipeline:
         self._dispatcher = dispatcher
         self._pipelines = pipelines
         self._datasets = datasets or Datasets(dispatcher)
-        self._pipeline: Pipeline | None = None
+        self._opened: list[Pipeline] = []
         self._run: Run | None = None
         self._feed: LeaseFeed | None = None
         self._given_up = False
@@ -195,6 +208,7 @@ class TaskPipeline:
         """A new run. `when_read` registers a callback for the first consumer (leases.py)."""
         task = self._task
         dataset = self._datasets.of(task)
+        self.definition = dataset.definition
         if task.num_sources:
             sources = dataset.definition.sources
             rules = self._pipelines.python
@@ -231,24 +245,37 @@ class TaskPipeline:
                 self._reports.restore(request)
                 log.info("task %d could not report: %s", request.task_id, error)
 
-    def open_bundles(self) -> tuple[Pipeline, int]:
-        """The pipeline of a read in bundles, whose bundles the caller runs, and how many of them it
-        is worth to run at a time."""
+    def open_bundles(self) -> tuple[list[BundleSource], int]:
+        """What a read in bundles runs, a mixture's sources or the one dataset, and how many bundles
+        it is worth to run at a time."""
         dataset, rules = self._datasets.of(self._task), self._pipelines.python
-        at_once = pipelines.bundles_at_once(dataset.definition, dataset.graph, rules)
-        return self._open(dataset), at_once
+        self.definition, order = dataset.definition, self._task.order
+        datasets, sizes = [dataset], [(order.bundles, order.bundle_splits)]
+        if sources := dataset.definition.mixture.sources:
+            named = (source.dataset_id for source in sources)
+            datasets = [self._dispatcher.get_dataset(each, with_graph=True) for each in named]
+            sizes = [*zip(order.source_bundles, order.source_bundle_splits, strict=True)]
+        found, first_bundle, first_split, at_once = [], 0, 0, 1
+        for each, (bundles, bundle_splits) in zip(datasets, sizes, strict=True):
+            splits = min(map(source_size, each.definition.sources), default=0)
+            may_skip = functools.partial(self._may_skip, first_split=first_split)
+            pipeline = self._open(each, may_skip)
+            found.append(BundleSource(pipeline, first_bundle, bundles, bundle_splits, splits))
+            at_once = max(at_once, pipelines.bundles_at_once(each.definition, each.graph, rules))
+            first_bundle, first_split = first_bundle + bundles, first_split + splits
+        return found, at_once
 
-    def _open(self, dataset: pb.GetDatasetResponse) -> Pipeline:
-        self.definition = dataset.definition
-        self._pipeline = self._pipelines.open(
-            self._task, dataset.definition, dataset.graph, self._may_skip, self._totals
+    def _open(self, dataset: pb.GetDatasetResponse, may_skip: MaySkip | None = None) -> Pipeline:
+        pipeline = self._pipelines.open(
+            self._task, dataset.definition, dataset.graph, may_skip or self._may_skip, self._totals
         )
-        return self._pipeline
+        self._opened.append(pipeline)
+        return pipeline
 
-    def _may_skip(self, report: SkipReport) -> bool:
+    def _may_skip(self, report: SkipReport, first_split: int = 0) -> bool:
         request = pb.SkipSplitRequest(
             task_id=self._task.task_id,
-            split=report.split,
+            split=first_split + report.split,
             element=report.element,
             reason=report.reason,
             limit=report.limit,
@@ -317,9 +344,10 @@ class TaskPipeline:
 
     def free(self) -> None:
         """Free the graph and processes of a run that has ended. Idempotent."""
-        if self._pipeline is not None:
-            self._pipeline.close()
-        self._pipeline = self._run = None
+        for pipeline in self._opened:
+            pipeline.close()
+        self._opened.clear()
+        self._run = None
         self._reports.end_run()
         malloc.give_back()
 

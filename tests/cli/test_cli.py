@@ -103,7 +103,7 @@ class TestErrors:
         group = typer.main.get_command(app)
         assert isinstance(group, typer.core.TyperGroup)
         nested = [g for g in group.commands.values() if isinstance(g, typer.core.TyperGroup)]
-        assert [g.name for g in nested] == ["dataset", "journal"]
+        assert [g.name for g in nested] == ["dataset", "job", "journal"]
         inner = [command for g in nested for command in g.commands.values()]
         kinds: dict[object, object] = {}
         for command in [*group.commands.values(), *inner]:

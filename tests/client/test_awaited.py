@@ -191,7 +191,7 @@ def test_heartbeats_report_workers_that_refuse_connections(
     heartbeats = Heartbeats(
         dispatcher, 1, news=NEWS(version=4, no_task="no worker can"),  # type: ignore[arg-type]
         report=lambda request: request.rounds.CopyFrom(pb.RoundReport(current=6)),
-        hear=heard.put, closed=closed,
+        answered=lambda _: None, hear=heard.put, closed=closed,
     )  # fmt: skip
     heartbeats.start()
     first = dispatcher.waited.get(timeout=30)

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from forebay.journal.codec import FORMAT, encode
+from forebay.journal.datasets import SHARES
 from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.snapshots import encode_snapshot
 from forebay.service.core import commands as c
+from forebay.service.core.datasets import mixture
 from forebay.service.core.encoding import encode_state
 from forebay.service.core.machine import apply, decide
 from forebay.service.core.state import State
@@ -530,6 +532,37 @@ def moved(cluster: Cluster) -> None:
     cluster.do(c.LeaveIteration(consumer_id=group[1].consumer_id, reason="no sign of life"))
 
 
+def mixed(cluster: Cluster) -> None:
+    """A mixture: its weights change while it is read, and steps are left out once nobody does."""
+    live(cluster)
+    definition = ev.DatasetDefinition(
+        sources=[ev.SplitSource(count=40)], metadata=b"m", structure="s"
+    )
+    cluster.do(c.RegisterDataset(dataset_id="more", definition=definition))
+    shares = {"plain": SHARES // 4, "more": SHARES // 4 * 3}
+    sources = [ev.MixtureSource(name=f"of {n}", dataset_id=n, share=s) for n, s in shares.items()]
+    mix = mixture(cluster.state, sources)
+    cluster.do(c.RegisterDataset(dataset_id="mix", definition=mix))
+    cluster.worker(87)
+    order = ev.OrderSpec(seed=4, cycle_length=2, block_length=3)
+    member = ev.GroupMember(consumers=1, batch_size=4)
+    joined = cluster.do(
+        c.JoinJob(
+            request=("mixed", 1), dataset_id="mix", name="mixed", sharding=ev.OFF, order=order,
+            epoch=0, member=member, schedules=True,
+        )
+    )  # fmt: skip
+    learn = c.LearnLengths(consumer_id=joined.consumer_id, bundles=(1, 99, 100), lengths=(3, 4, 5))
+    cluster.do(learn)
+    job_id = cluster.state.iterations[joined.iteration_id].job_id
+    half = ev.ScheduleChange(place=40, shares=[SHARES // 2] * 2, reason="more", who="somebody")
+    cluster.do(c.ChangeSchedule(job_id=job_id, change=half, readers=(joined.consumer_id,)))
+    cluster.leave(joined.consumer_id)
+    cluster.elect(3)
+    skip = ev.ScheduleChange(place=24, skipped=8)
+    cluster.do(c.ChangeSchedule(request=("skips", 1), job_id=job_id, change=skip, readers=()))
+
+
 def delivered(cluster: Cluster) -> None:
     """What workers say of the elements that trainers have taken, or that were dropped."""
     definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=100)], metadata=b"m")
@@ -560,6 +593,7 @@ LIVES: dict[str, Callable[[Cluster], None]] = {
     "ordered": ordered,
     "claimed": claimed,
     "moved": moved,
+    "mixed": mixed,
     "delivered": delivered,
 }
 

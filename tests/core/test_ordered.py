@@ -181,7 +181,8 @@ def test_a_group_joins_one_iteration() -> None:
     (job,) = status(given.state)["jobs"]
     assert job["order"] == {
         "seed": 7, "shuffle": True, "cycle_length": 4, "block_length": 2, "bundle_splits": 1,
-        "bundles": 100, "known_lengths": 0, "claimed": False,
+        "bundles": 100, "known_lengths": 0, "claimed": False, "source_bundles": [],
+        "source_bundle_splits": [],
     }  # fmt: skip
     assert job["iterations"][0]["group"] == [
         {

@@ -117,6 +117,22 @@ def pool() -> Any:
 # -- slices and runs ---------------------------------------------------------------------------
 
 
+def test_a_slice_is_given_what_it_asked_for_and_what_the_bundle_is_known_to_have() -> None:
+    output = BundlesOutput()
+    reader = Reader(output, Slice(1, runs=(3, 2, 8, 4, 25, 1), until=30, keep=3))
+    assert read(reader) is None
+    run = begun(output)
+    assert (run.number, run.start) == (1, 3)
+    make(run, 28)
+    assert read(reader) == [3, 4, 8, 9, 10, 11, 25]
+    assert read(reader) == EndOfSlice(1, 28, False)
+    make(run, 30).finish()
+    assert reader.next() == EndOfSlice(1, 28, False), "an end stays as it is"
+    late = Reader(output, Slice(1, runs=(29, 5), until=30))
+    assert read(late) == [29]
+    assert read(late) == EndOfSlice(1, 30, True)
+
+
 def test_of_several_runs_a_slice_joins_the_one_that_has_come_farthest() -> None:
     output = BundlesOutput()
     Reader(output, Slice(1, runs=(10, 10), until=40, keep=10))
@@ -286,6 +302,17 @@ def test_a_slice_that_comes_while_carriers_are_told_is_not_overlooked(
 # -- forgetting --------------------------------------------------------------------------------
 
 
+def test_a_reader_that_has_passed_and_gone_lets_blocks_go() -> None:
+    output = BundlesOutput()
+    for i in range(2):
+        Reader(output, Slice(1, keep=20 + i * 10, reader=i, readers=2)).close()
+    reader = Reader(output, Slice(1, runs=(0, 40), until=40, keep=20, readers=2))
+    make(begun(output), 40).finish()
+    assert read(reader) == [*range(40)]
+    assert isinstance(read(reader), EndOfSlice)
+    assert output.held_bytes == 2 * SIZE
+
+
 def test_what_all_was_given_goes_also_if_other_readers_never_come_to_the_bundle() -> None:
     """As if a round is as long as a batch of each reader: a bundle belongs to one of them."""
     output = BundlesOutput()
@@ -367,7 +394,8 @@ def test_elements_that_waiting_cannot_put_together_are_given_at_once(
     if why == "bytes":
         monkeypatch.setattr(bundles, "BLOCK_BYTES", bundles.LARGE_BYTES)
     output = BundlesOutput()
-    reader: Any = output.open(Slice(1, runs=(0, 8)))
+    reader = output.open(Slice(1, runs=(0, 8)))
+    assert isinstance(reader, Subscription)
     text = Component(Strings(np.array([40_000]), np.zeros(40_000, np.uint8)))
     begun(output).put(Block(1, (text,), 1, 0) if why == "strings" else images(0, 1))
     assert isinstance(reader.next(True, 1 if why == "most" else None), tuple)
@@ -379,29 +407,13 @@ def test_credit_that_comes_and_goes_does_not_hold_elements_longer(
     now = 100.0
     monkeypatch.setattr(bundles, "time", SimpleNamespace(monotonic=lambda: now))
     output = BundlesOutput()
-    reader: Any = output.open(Slice(1, runs=(0, 8)))
+    reader = output.open(Slice(1, runs=(0, 8)))
+    assert isinstance(reader, Subscription)
     begun(output).put(images(0, 1))
     for _ in range(3):
         assert reader.next(True) is None and reader.next(False) is None
         now += bundles.HOLD_S / 2.5
     assert isinstance(reader.next(True), tuple)
-
-
-def test_a_reader_that_has_passed_and_gone_lets_blocks_go() -> None:
-    output = BundlesOutput()
-    for i in range(2):
-        Reader(output, Slice(1, keep=20 + i * 10, reader=i, readers=2)).close()
-    reader = Reader(output, Slice(1, runs=(0, 40), until=40, keep=20, readers=2))
-    make(begun(output), 40).finish()
-    assert read(reader) == [*range(40)]
-    assert isinstance(read(reader), EndOfSlice)
-    assert output.held_bytes == 2 * SIZE
-
-
-def test_another_group_counts_anew() -> None:
-    output = made(40, Slice(1, 1, (0, 1), until=40, keep=30, floor=1))
-    Reader(output, Slice(1, 1, (0, 1), keep=40, floor=2, reader=1, readers=2)).close()
-    assert output._bundles[1].keeps == {1: 40} and output._floors == {1: 2}
 
 
 def test_a_slice_of_a_bundle_below_the_floor_is_served_nevertheless() -> None:
@@ -414,6 +426,12 @@ def test_a_slice_of_a_bundle_below_the_floor_is_served_nevertheless() -> None:
     assert read(reader) == [*range(5, 10)]
     read(reader)
     assert 1 not in output._bundles and not output.held_bytes
+
+
+def test_another_group_counts_anew() -> None:
+    output = made(40, Slice(1, 1, (0, 1), until=40, keep=30, floor=1))
+    Reader(output, Slice(1, 1, (0, 1), keep=40, floor=2, reader=1, readers=2)).close()
+    assert output._bundles[1].keeps == {1: 40} and output._floors == {1: 2}
 
 
 @pytest.mark.parametrize("readers", [1, 2], ids=["the same group", "another group"])

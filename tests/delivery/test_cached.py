@@ -10,7 +10,6 @@ import dataclasses
 import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
@@ -41,6 +40,57 @@ def read(output: CachedOutput, trainer_id: str) -> Reader:
     return Reader(output, Cached(trainer_id))
 
 
+def test_a_new_trainer_begins_with_the_oldest_cached_element_and_skips_nothing() -> None:
+    output = CachedOutput(2 * FOUR)
+    first, late = read(output, "first"), read(output, "late")
+    for number in range(5):
+        output.put(block(4 * number, 4))
+        first.next()
+    item = late.next()
+    assert isinstance(item, Block) and not item.skipped
+    assert late.got == [12, 13, 14, 15]
+
+
+def test_a_slow_trainer_skips_and_is_told_how_much_once() -> None:
+    output = CachedOutput(2 * FOUR)
+    fast, slow = read(output, "fast"), read(output, "slow")
+    output.put(block(0, 4))
+    assert isinstance(slow.next(max_elements=1), Block)
+    for number in range(5):
+        fast.next()
+        output.put(block(4 + 4 * number, 4))
+    items = [slow.next(), slow.next()]
+    assert [item.skipped for item in items if isinstance(item, Block)] == [15, 0]
+    assert slow.got == [0, *range(16, 24)] and fast.got == [*range(20)]
+
+
+def test_connections_of_one_trainer_share_its_position() -> None:
+    """Of whatever connection they come; none of them skips what another has."""
+    output = CachedOutput(ROOM)
+    one, other, alone = read(output, "both"), read(output, "both"), read(output, "alone")
+    for number in range(4):
+        output.put(block(4 * number, 4))
+        item = (one, other)[number % 2].next()
+        assert isinstance(item, Block) and not item.skipped
+        alone.next()
+    assert one.got == [0, 1, 2, 3, 8, 9, 10, 11] and other.got == [4, 5, 6, 7, 12, 13, 14, 15]
+    assert alone.got == [*range(16)]
+
+
+def test_a_trainer_that_comes_again_goes_on() -> None:
+    """What was on its way to it when it left goes to nobody instead."""
+    ledger = Ledger()
+    output = CachedOutput(ROOM, ledger)
+    output.put(block(0, 4))
+    before = read(output, "trainer")
+    before.next(max_elements=3)
+    before.close()
+    assert ledger.dropped_parts == [3]
+    again = read(output, "trainer")
+    again.next()
+    assert again.got == [3]
+
+
 def test_the_producer_runs_ahead_of_the_fastest_trainer_only_so_far() -> None:
     output = CachedOutput(ROOM, ahead_bytes=2 * FOUR)
     slow, fast = read(output, "slow"), read(output, "fast")
@@ -65,6 +115,33 @@ def test_the_producer_runs_ahead_of_the_fastest_trainer_only_so_far() -> None:
             waiting.result(TIMEOUT_S)
 
 
+def test_what_nobody_has_read_is_never_displaced() -> None:
+    """However far ahead the producer may be: the window is what it may fill."""
+    output = CachedOutput(2 * FOUR, ahead_bytes=ROOM)
+    for number in range(2):
+        output.put(block(4 * number, 4))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(output.put, block(8, 4))
+        reader = read(output, "trainer")
+        while not waiting.done():
+            reader.next()
+            assert output.held_bytes <= 2 * FOUR
+        waiting.result(TIMEOUT_S)
+    while reader.next() is not None:
+        pass
+    assert reader.got == [*range(12)]
+
+
+def test_a_block_larger_than_the_window_is_a_window() -> None:
+    output = CachedOutput(1)
+    fast, slow = read(output, "fast"), read(output, "slow")
+    for number in range(3):
+        output.put(block(4 * number, 4))
+        assert isinstance(fast.next(), Block) and fast.next() is None
+    item = slow.next()
+    assert isinstance(item, Block) and slow.got == [8, 9, 10, 11] and not item.skipped
+
+
 def test_what_has_left_the_window_is_free() -> None:
     """However many trainers there are, it is kept once, and no longer than it is in the window."""
     output = CachedOutput(4 * FOUR)
@@ -76,7 +153,8 @@ def test_what_has_left_the_window_is_free() -> None:
         output.put(Block(4, (Component(values),)))
         del values
         for reader in readers:
-            item: Any = reader.subscription.next(True)
+            item = reader.subscription.next(True)
+            assert isinstance(item, tuple)
             reader.subscription.received([item[0]])
         del item
     gc.collect()
@@ -106,33 +184,6 @@ def test_what_a_block_was_encoded_to_is_kept_for_a_while() -> None:
     for _ in range(2 * ENCODED_BLOCKS):
         encode(slow.next())
     assert made == [4 * number for number in range(ENCODED_BLOCKS)]
-
-
-def test_what_nobody_has_read_is_never_displaced() -> None:
-    """However far ahead the producer may be: the window is what it may fill."""
-    output = CachedOutput(2 * FOUR, ahead_bytes=ROOM)
-    for number in range(2):
-        output.put(block(4 * number, 4))
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(output.put, block(8, 4))
-        reader = read(output, "trainer")
-        while not waiting.done():
-            reader.next()
-            assert output.held_bytes <= 2 * FOUR
-        waiting.result(TIMEOUT_S)
-    while reader.next() is not None:
-        pass
-    assert reader.got == [*range(12)]
-
-
-def test_a_block_larger_than_the_window_is_a_window() -> None:
-    output = CachedOutput(1)
-    fast, slow = read(output, "fast"), read(output, "slow")
-    for number in range(3):
-        output.put(block(4 * number, 4))
-        assert isinstance(fast.next(), Block) and fast.next() is None
-    item = slow.next()
-    assert isinstance(item, Block) and slow.got == [8, 9, 10, 11] and not item.skipped
 
 
 def test_a_block_without_elements_displaces_nothing() -> None:

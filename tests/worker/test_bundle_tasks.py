@@ -293,7 +293,7 @@ def test_a_block_that_cannot_travel_is_told(
 
 def test_an_order_that_is_not_the_datasets_is_an_error(pipelines: Fake, task: Task) -> None:
     """And not a reader that waits for ever."""
-    task.runner._order = (0, BUNDLE_SPLITS, 7)
+    task.runner._bundles = 0
     _, end = given(task.read(3))
     assert isinstance(end, TaskFailed) and "ZeroDivisionError" in end.message
 

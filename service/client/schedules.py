@@ -1,0 +1,96 @@
+"""Changes what the trainers of a mixture's job read, from a step on, without TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..connections.dispatcher_client import DispatcherClient
+from ..errors import InvalidArgument
+from ..picks import shares
+from ..proto import forebay_pb2 as pb
+from .datasets import PATIENCE_S
+from .positions import MAX_POSITION
+
+
+def change_weights(
+    service: str | tuple[str, str],
+    job: str,
+    weights: Mapping[str, float],
+    *,
+    from_step: int | None = None,
+    reason: str = "",
+    timeout_s: float | None = PATIENCE_S,
+) -> int:
+    """Change the weights of a mixture that a job reads, and return the step from which they hold.
+
+    All trainers of the job know of it before they come to that step, or the change is refused.
+    Elements of earlier steps stay as they are, and each source goes on where it is.
+
+    Args:
+      service: as in `read`.
+      job: the job's name, or its id.
+      weights: by source. Sources that are not named keep the weights that they have now, which add
+        up to 1; then all are divided by their sum. Weight 0 leaves a source out.
+      from_step: the first step of the new weights; by default the earliest that is possible. A
+        later change that was decided before no longer holds.
+      reason: is kept in the journal.
+      timeout_s: how long to retry the dispatcher, in seconds; None: for ever.
+
+    Raises ValueError for wrong weights, NotFound for an unknown job, AlreadyExists if other weights
+    begin with that step, FailedPrecondition, with the earliest step that is possible, if a trainer
+    was given that step already, or if one does not answer, and Unavailable.
+    """
+    if not isinstance(weights, Mapping) or not weights:
+        raise InvalidArgument(
+            f"weights={weights!r:.200}: give a dict of sources' names and weights"
+        )
+    shares([*weights.values(), 1])  # as these are checked here
+    named = [pb.SourceWeight(source=name, weight=weights[name]) for name in weights]
+    request = pb.ChangeScheduleRequest(job=job, weights=named, reason=reason)
+    if from_step is not None:
+        request.from_step = _step("from_step", from_step)
+    return _changed(service, request, timeout_s)
+
+
+def skip_steps(
+    service: str | tuple[str, str],
+    job: str,
+    first: int,
+    stop: int,
+    *,
+    reason: str = "",
+    timeout_s: float | None = PATIENCE_S,
+) -> int:
+    """Leave out the global batches of the steps first … stop - 1 of a mixture's job; returns
+    `first`.
+
+    Step `first` then has what step `stop` would have had. Bundles that lie wholly in between are
+    not run, where their lengths are known. A state that was saved behind them goes on where it was.
+
+    The arguments and errors are those of `change_weights`.
+    """
+    first, stop = _step("first", first), _step("stop", stop)
+    if first >= stop:
+        raise InvalidArgument(
+            f"first={first} and stop={stop}: give the first step to leave out, and the one behind "
+            "the last"
+        )
+    request = pb.ChangeScheduleRequest(job=job, from_step=first, stop=stop, reason=reason)
+    return _changed(service, request, timeout_s)
+
+
+def _step(name: str, step: Any) -> int:
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= MAX_POSITION:
+        raise InvalidArgument(f"{name}={step!r} must be an integer from 0 to {MAX_POSITION}")
+    return step
+
+
+def _changed(
+    service: str | tuple[str, str], request: pb.ChangeScheduleRequest, timeout_s: float | None
+) -> int:
+    if not isinstance(request.job, str) or not request.job:
+        raise InvalidArgument("job='' is no job's name: give the one that trainers read by")
+    with DispatcherClient(service) as client:
+        answer = client.call_numbered(request, pb.ChangeScheduleResponse, patience_s=timeout_s)
+    return answer.step

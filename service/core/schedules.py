@@ -1,0 +1,110 @@
+"""Schedules: decisions on what an ordered job reads, each from a place on (service/schedule.py).
+
+The dispatcher asks all who read the job before it decides (service/dispatcher/changes.py), so here
+nobody has given anything behind the place. Of two changes the later one holds, from its place on.
+"""
+
+from __future__ import annotations
+
+from ...journal.datasets import SHARES
+from ...journal.proto import events_pb2 as ev
+from ..errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Unimplemented
+from .base import Command, Decide, Decision, EventKind, Events
+from .jobs import readers_of
+from .state import DecidedChange, Job, State
+
+MAX_CHANGES = 10_000
+"""Of a job: each of its readers has all of them."""
+
+
+class ChangeSchedule(Command, frozen=True, kw_only=True):
+    """→ ScheduleChanged. Answers its place.
+
+    Raises AlreadyExists if the job has a change at this place, and FailedPrecondition if one of its
+    `readers`, who agree, has left since, or another one has come.
+    """
+
+    job_id: int
+    change: ev.ScheduleChange
+    readers: tuple[int, ...]
+
+
+def named(state: State, name: str) -> list[Job]:
+    """The jobs that have this name to their users, or the one of this whole name or id."""
+    jobs = state.jobs.values()
+    exact = [job for job in jobs if name and name in (job.name, str(job.job_id))]
+    return exact or [job for job in jobs if job.user_name == name]
+
+
+def ordered_job(state: State, job_id: int) -> Job:
+    """Raises NotFound, or FailedPrecondition for a job that has no schedule."""
+    job = state.jobs.get(job_id)
+    if job is None:
+        raise NotFound(f"job {job_id} is not known: it was removed")
+    if not job.is_ordered:
+        raise FailedPrecondition(
+            f"job {job.user_name} is not read in order, so it has no schedule to change"
+        )
+    if not state.datasets[job.dataset_id].outline.HasField("mixture"):
+        raise Unimplemented(
+            f"job {job.user_name} reads dataset {job.dataset_id}, and only the schedules of "
+            "mixtures are changed: register a mixture, of this dataset alone if need be"
+        )
+    return job
+
+
+def _change_schedule(state: State, command: ChangeSchedule) -> Decision:
+    job, change = ordered_job(state, command.job_id), command.change
+    if len(job.changes) >= MAX_CHANGES:
+        raise FailedPrecondition(
+            f"job {job.user_name} has {MAX_CHANGES} changes, and may have no more: go on with a "
+            "job of another name, from its position"
+        )
+    if sorted(readers_of(state, job)) != sorted(command.readers):
+        raise FailedPrecondition(
+            f"a trainer of job {job.user_name} came or left just now: change it again"
+        )
+    if change.place < 0 or bool(change.shares) == bool(change.skipped) or change.skipped < 0:
+        raise InvalidArgument(f"<{change}> is no change: give shares, or how much is skipped")
+    if change.shares:
+        sources = len(state.datasets[job.dataset_id].outline.mixture.sources)
+        shares = [*change.shares]
+        if len(shares) != sources or sum(shares) != SHARES or min(shares) < 0:
+            raise InvalidArgument(f"the shares {shares} are none of {sources} sources")
+    for other in job.changes:
+        if other.place == change.place and bool(other.shares) == bool(change.shares):
+            raise AlreadyExists(
+                f"job {job.user_name} has a change there already"
+                + (f", {other.reason!r}" if other.reason else "")
+                + ": give another step"
+            )
+    changed = ev.ScheduleChanged(job_id=job.job_id, change=change)
+    return Decision([ev.Event(schedule_changed=changed)], change.place)
+
+
+def _schedule_changed(state: State, event: ev.ScheduleChanged) -> None:
+    job, change = state.jobs[event.job_id], event.change
+    job.changes.append(
+        DecidedChange(
+            change.place, [*change.shares], change.skipped, change.reason, change.who, state.time_ms
+        )
+    )
+    for iteration_id in job.iterations.values():
+        state.iterations[iteration_id].version += 1
+
+
+def change_message(change: DecidedChange) -> ev.ScheduleChange:
+    """As events and messages have it."""
+    return ev.ScheduleChange(
+        place=change.place,
+        shares=change.shares,
+        skipped=change.skipped,
+        reason=change.reason,
+        who=change.who,
+    )
+
+
+DECIDE: Decide = {ChangeSchedule: _change_schedule}
+EVENTS: Events = {
+    "schedule_changed": EventKind(_schedule_changed, answer=lambda body: body.change.place)
+}

@@ -1,0 +1,250 @@
+"""Changes of schedules: all who read a job know of a change before they come to its place.
+
+A change is *proposed* to all consumers of the job, in the answers to their heartbeats. Each answers
+where it is, and gives nothing of the place or behind it until the proposal is over. If one is
+further already, or does not answer, the change is refused, and no event says anything of it.
+Otherwise it is journaled, and each consumer goes on with it. If the dispatcher dies meanwhile, the
+next one knows by its journal whether it holds, and tells consumers either way.
+
+A group that lacks a consumer is not asked: who was given up may still read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ...journal.proto import events_pb2 as ev
+from ..core import commands as c
+from ..core.schedules import change_message, named, ordered_job
+from ..core.state import Consumer, Iteration, Job
+from ..errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from ..picks import shares
+from ..proto import forebay_pb2 as pb
+from ..schedule import Schedule
+from .decider import Decider
+
+ANSWER_MS = 7_000
+"""How long consumers may take to answer a proposal: a little longer than a heartbeat waits."""
+
+TRIES = 8
+"""So often the earliest step is proposed anew, each time further ahead of who was there already."""
+
+
+@dataclass
+class _Proposal:
+    number: int
+    place: int
+    answers: dict[int, int] = field(default_factory=dict)  # by consumer: what it gives next
+
+    def refused(self) -> int | None:
+        """How far the consumer is that is further; None if none is."""
+        furthest = max(self.answers.values(), default=0)
+        return furthest if furthest > self.place else None
+
+
+class ScheduleChanges:
+    """Runs on the dispatcher's event loop."""
+
+    def __init__(self, decider: Decider) -> None:
+        self._decider = decider
+        self._proposals: dict[int, _Proposal] = {}  # by iteration: consumers may hold before it
+        self._numbers = itertools.count(random.getrandbits(48))
+
+    # -- what consumers are told, and say ------------------------------------------------------
+
+    def is_news(self, iteration_id: int, request: pb.ConsumerHeartbeatRequest) -> bool:
+        """Whether a proposal began or ended since the consumer's answer."""
+        proposal = self._proposals.get(iteration_id)
+        return (0 if proposal is None else proposal.number) != request.answer.number
+
+    def tell(self, iteration: Iteration, known: int, news: pb.ConsumerHeartbeatResponse) -> None:
+        """Say what is proposed, and the job's changes behind the `known` ones."""
+        job = self._decider.state.jobs[iteration.job_id]
+        news.changes.extend(map(change_message, job.changes[known:]))
+        if (proposal := self._proposals.get(iteration.iteration_id)) is not None:
+            news.proposal.number, news.proposal.place = proposal.number, proposal.place
+
+    def answered(self, iteration_id: int, consumer_id: int, answer: pb.Proposal) -> None:
+        proposal = self._proposals.get(iteration_id)
+        if proposal is not None and proposal.number == answer.number:
+            proposal.answers[consumer_id] = answer.place
+            self._decider.look_again()
+
+    # -- changes -------------------------------------------------------------------------------
+
+    async def change(
+        self, request: pb.ChangeScheduleRequest, numbered: tuple[str, int] | None, who: str
+    ) -> pb.ChangeScheduleResponse:
+        """Raises InvalidArgument, NotFound, FailedPrecondition, AlreadyExists, Unavailable."""
+        job = ordered_job(self._decider.state, self._find(request.job))
+        if numbered is not None and (answer := self._decider.state.answers.get(numbered[0])):
+            known = ev.Event.FromString(answer.event)
+            if answer.number == numbered[1] and known.HasField("schedule_changed"):
+                return self._response(job, known.schedule_changed.change.place)
+        if not job.step:
+            raise FailedPrecondition(
+                f"job {job.user_name} was never read, so nobody knows how large its steps are"
+            )
+        change = ev.ScheduleChange(reason=request.reason, who=who)
+        if request.weights:
+            change.shares.extend(self._shares(job, request))
+        schedule = self._schedule(job)
+        if request.stop:
+            first, stop = request.from_step, request.stop
+            if not 0 <= first < stop:
+                raise InvalidArgument(
+                    f"steps {first} to {stop} are none to skip: give the first one, and the one "
+                    "behind the last"
+                )
+            place = schedule.place_of(first * job.step)
+            change.skipped = schedule.place_of(stop * job.step) - place
+        elif request.HasField("from_step"):
+            place = schedule.place_of(request.from_step * job.step)
+        else:
+            return self._response(job, await self._earliest(job, change, numbered, schedule))
+        change.place = place
+        if (furthest := await self._propose(job, change, numbered)) is not None:
+            earliest = -(-schedule.position_of(furthest) // job.step)
+            raise FailedPrecondition(
+                f"step {schedule.position_of(place) // job.step} of job {job.user_name} is past: "
+                f"its trainers were given all before step {earliest} already; give a step some "
+                "way behind that, or none for the earliest one that is possible"
+            )
+        return self._response(job, place)
+
+    async def _earliest(
+        self,
+        job: Job,
+        change: ev.ScheduleChange,
+        numbered: tuple[str, int] | None,
+        schedule: Schedule,
+    ) -> int:
+        """Change as early as possible. Returns the place."""
+        furthest: int | None = max((c.position or 0 for c in self._readers(job)), default=0)
+        ahead = 1
+        for _ in range(TRIES):
+            assert furthest is not None
+            step = -(-schedule.position_of(furthest) // job.step) + ahead
+            change.place = schedule.place_of(step * job.step)
+            if (furthest := await self._propose(job, change, numbered)) is None:
+                return change.place
+            ahead *= 4
+        raise FailedPrecondition(
+            f"the trainers of job {job.user_name} are too fast to be told of step {step} before "
+            "they are there: give a from_step further ahead"
+        )
+
+    async def _propose(
+        self, job: Job, change: ev.ScheduleChange, numbered: tuple[str, int] | None
+    ) -> int | None:
+        """Make the change, unless a consumer is further already: its place."""
+        state = self._decider.state
+        iteration_id = next(iter(job.iterations.values()), 0)
+        if iteration_id in self._proposals:
+            raise FailedPrecondition(
+                f"another change of job {job.user_name} is under way: look at it, and try again"
+            )
+        if not self._readers(job):
+            await self._decide(job, change, numbered, ())
+            return None
+        self._require_all(job)
+        proposal = _Proposal(next(self._numbers), change.place)
+        self._proposals[iteration_id] = proposal
+
+        def is_over() -> bool:
+            iteration = state.iterations.get(iteration_id)
+            here = set() if iteration is None else iteration.consumers
+            return not here or here <= proposal.answers.keys() or proposal.refused() is not None
+
+        self._decider.look_again()
+        await self._decider.wait_until(is_over, ANSWER_MS)
+        try:
+            if (furthest := proposal.refused()) is None:
+                self._require_all(job)
+                silent = [r for r in self._readers(job) if r.consumer_id not in proposal.answers]
+                if silent:
+                    indexes = [r.member.index for r in silent if r.member is not None]
+                    raise FailedPrecondition(
+                        f"the trainers with consumer_index {indexes[:5]} of job {job.user_name} do "
+                        "not answer, and all must know of a change before it holds: try again "
+                        "once they do, or once they were replaced"
+                    )
+                await self._decide(job, change, numbered, proposal.answers)
+        except Unavailable:
+            raise  # it may hold: consumers wait for who knows
+        except BaseException:
+            self._end(iteration_id)
+            raise
+        self._end(iteration_id)
+        return furthest
+
+    def _end(self, iteration_id: int) -> None:
+        self._proposals.pop(iteration_id, None)
+        self._decider.look_again()
+
+    async def _decide(
+        self,
+        job: Job,
+        change: ev.ScheduleChange,
+        numbered: tuple[str, int] | None,
+        readers: Iterable[int],
+    ) -> None:
+        command = c.ChangeSchedule(
+            request=numbered, job_id=job.job_id, change=change, readers=tuple(readers)
+        )
+        await self._decider.execute(command)
+
+    def _require_all(self, job: Job) -> None:
+        """Raises FailedPrecondition if the group lacks a consumer."""
+        members = [r.member for r in self._readers(job) if r.member is not None]
+        if members and len(members) < members[0].consumers:
+            raise FailedPrecondition(
+                f"job {job.user_name} is read by {len(members)} of {members[0].consumers} "
+                "trainers, and one that was given up may still read: change it once all are back, "
+                "or none is"
+            )
+
+    def _readers(self, job: Job) -> list[Consumer]:
+        state = self._decider.state
+        its = (state.iterations[number] for number in job.iterations.values())
+        return [state.consumers[i] for each in its for i in each.consumers]
+
+    # -- what is asked -------------------------------------------------------------------------
+
+    def _find(self, name: str) -> int:
+        """The id of the job that has this name to its users, or this id."""
+        found = named(self._decider.state, name)
+        if len(found) > 1:
+            ids = ", ".join(str(job.job_id) for job in found)
+            raise InvalidArgument(f"{len(found)} jobs are named {name!r}: give an id, of {ids}")
+        if not found:
+            raise NotFound(f"there is no job {name!r}: `forebay status` has those that there are")
+        return found[0].job_id
+
+    def _schedule(self, job: Job) -> Schedule:
+        sources = self._decider.state.datasets[job.dataset_id].outline.mixture.sources
+        return Schedule([s.share for s in sources], map(change_message, job.changes))
+
+    def _shares(self, job: Job, request: pb.ChangeScheduleRequest) -> tuple[int, ...]:
+        """Those that the weights make, which sources that they do not name keep."""
+        sources = self._decider.state.datasets[job.dataset_id].outline.mixture.sources
+        names = [source.name for source in sources]
+        weights = {each.source: each.weight for each in request.weights}
+        if unknown := [name for name in weights if name not in names]:
+            raise InvalidArgument(
+                f"{unknown} are no sources of job {job.user_name}, which has {names}"
+            )
+        now = [source.share for source in sources]
+        for change in job.changes:
+            now = change.shares or now
+        total = sum(now)
+        return shares(
+            [weights.get(name, share / total) for name, share in zip(names, now, strict=True)]
+        )
+
+    def _response(self, job: Job, place: int) -> pb.ChangeScheduleResponse:
+        position = self._schedule(job).position_of(place)
+        return pb.ChangeScheduleResponse(step=-(-position // job.step), place=place)

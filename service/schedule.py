@@ -1,0 +1,108 @@
+"""The schedule of a mixture: which element of which source each position has, with all changes.
+
+Changes stand on the *line*, which has every element that the mixture would have if nothing were
+left out. From a place on the line on, the sources have other shares; or a stretch of it is left
+out. *Positions* count what is read: those behind a stretch of n that is left out have what stands n
+further on the line. So a place on the line keeps its element, whatever is left out before it, and
+saved states name places.
+
+Each source's count goes on through changes: nothing of it is lost or comes twice.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+from ..journal.proto import events_pb2 as ev
+from .order import Ints
+from .picks import Picks
+
+
+class _Stretch(NamedTuple):
+    """The sources have certain shares from a place on the line on."""
+
+    first: int
+    picks: Picks
+    counts: list[int]  # of each source, before
+
+
+class Schedule:
+    """Of a mixture whose sources have these shares, with these changes by their places."""
+
+    def __init__(self, shares: Sequence[int], changes: Iterable[ev.ScheduleChange] = ()) -> None:
+        self._stretches = [_Stretch(0, Picks(shares), [0] * len(shares))]
+        left_out: list[tuple[int, int]] = []
+        for change in changes:
+            if change.skipped:
+                left_out.append((change.place, change.place + change.skipped))
+                continue
+            counts = [self.count_before(change.place, s) for s in range(len(shares))]
+            cut = bisect_right(self._stretches, change.place - 1, key=lambda each: each.first)
+            self._stretches[cut:] = [_Stretch(change.place, Picks(change.shares), counts)]
+        merged: list[list[int]] = []
+        for start, stop in sorted(left_out):
+            if merged and start <= merged[-1][1]:
+                merged[-1][1] = max(merged[-1][1], stop)
+            else:
+                merged.append([start, stop])
+        self._starts = np.array([start for start, _ in merged], np.int64)
+        self._stops = np.array([stop for _, stop in merged], np.int64)
+        self._gone = np.array([*accumulate((b - a for a, b in merged), initial=0)], np.int64)
+        self._cuts = (self._starts - self._gone[:-1]).tolist()  # positions at which one is left out
+
+    # -- places and positions ------------------------------------------------------------------
+
+    def place_of(self, position: int) -> int:
+        """Where on the line the element at this position stands."""
+        return position + int(self._gone[bisect_right(self._cuts, position)])
+
+    def places_of(self, positions: Ints) -> Ints:
+        """`place_of` of each."""
+        return positions + self._gone[np.searchsorted(self._cuts, positions, "right")]
+
+    def position_of(self, place: int) -> int:
+        """The position of the first element at this place or behind it that is not left out."""
+        number = int(np.searchsorted(self._starts, place, "right"))
+        if number and place < self._stops[number - 1]:
+            return int(self._starts[number - 1] - self._gone[number - 1])
+        return place - int(self._gone[number])
+
+    def positions_of(self, places: Ints) -> Ints:
+        """Of places on the line, ascending; -1 of those that are left out."""
+        if not len(self._starts):
+            return places
+        numbers = np.searchsorted(self._starts, places, "right")
+        stops = np.concatenate([[0], self._stops])
+        return np.where(places < stops[numbers], -1, places - self._gone[numbers])
+
+    # -- sources -------------------------------------------------------------------------------
+
+    def count_before(self, place: int, source: int) -> int:
+        """How many elements of the source stand before this place."""
+        number = bisect_right(self._stretches, place, key=lambda each: each.first) - 1
+        first, picks, counts = self._stretches[number]
+        return counts[source] + picks.count_before(place - first, source)
+
+    def places(self, source: int, first: int, count: int) -> Ints:
+        """Where on the line the source's elements first … first + count - 1 stand: int64, of fewer
+        if the source has no more."""
+        found = []
+        numbers = range(len(self._stretches))
+        number = bisect_right(numbers, first, key=lambda n: self._stretches[n].counts[source]) - 1
+        while count and number < len(self._stretches):
+            begin, picks, counts = self._stretches[number]
+            number += 1
+            is_last = number == len(self._stretches)
+            if is_last:
+                here = count if picks.has(source) else 0
+            else:
+                here = min(count, self._stretches[number].counts[source] - first)
+            if here:
+                found.append(begin + picks.positions(source, first - counts[source], here))
+                first, count = first + here, count - here
+        return np.concatenate(found) if found else np.zeros(0, np.int64)

@@ -1,0 +1,374 @@
+"""Mixtures: sources in one order with shares, whatever the workers, the consumers, and who dies."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from forebay import service
+from forebay.service.cli.audit import _replayed
+from forebay.service.cli.audit_ordered import OrderedAnswers
+from forebay.service.client import portions, read_ahead
+from forebay.service.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    Unimplemented,
+)
+from forebay.service.picks import Picks, shares
+from forebay.storage import FileStorage
+
+from ..ordered_reads import At, Cluster, read, stop_and_continue_worker, uneven_numbers
+
+ORDER: dict[str, Any] = {"seed": 7, "cycle_length": 3, "block_length": 2}
+WEIGHTS = {"books": 0.1, "code": 0.3, "web": 0.6}
+STEPS = 1_500
+
+
+@pytest.fixture
+def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consumers ask for little ahead, so that workers are asked until the end."""
+    monkeypatch.setattr(read_ahead, "WINDOW_BYTES", 8 << 10)
+    monkeypatch.setattr(portions, "PORTION_BYTES", 2 << 10)
+
+
+def books(split: int) -> Iterator[Any]:
+    """A few of each: the source has several epochs within a test."""
+    for number in range(split % 3):
+        yield np.int64(2_000_000 + 10 * split + number)
+
+
+@pytest.fixture(scope="module")
+def sources(cluster: Cluster) -> dict[str, str]:
+    """One filters, one is small, one is a Python function with unknown lengths."""
+    register = service.register_dataset
+    code = tf.data.Dataset.range(1_000_000, 1_000_300)
+    return {
+        "web": register(cluster.target, uneven_numbers(3_000)),
+        "code": register(cluster.target, code),
+        "books": register(cluster.target, books, splits=range(12)),
+    }
+
+
+@pytest.fixture(scope="module")
+def mixture(cluster: Cluster, sources: dict[str, str]) -> str:
+    weighted = {name: (sources[name], weight) for name, weight in WEIGHTS.items()}
+    return service.register_mixture(cluster.target, weighted)
+
+
+def stream(cluster: Cluster, dataset_id: str) -> Iterator[int]:
+    """The numbers of a source read by itself, epoch by epoch."""
+    position = 0
+    while True:
+        epoch = read(cluster.target, dataset_id, start_position=position, **ORDER).numbers
+        position += len(epoch)
+        yield from epoch
+
+
+@pytest.fixture(scope="module")
+def expected(cluster: Cluster, sources: dict[str, str]) -> list[int]:
+    """Each position's element: the next one of the source that it picks, read by itself."""
+    names = sorted(WEIGHTS)
+    streams = [stream(cluster, sources[name]) for name in names]
+    picked = Picks(shares([WEIGHTS[name] for name in names])).sources(0, STEPS + 600)
+    return [next(streams[source]) for source in picked.tolist()]
+
+
+def test_each_source_keeps_its_own_order(
+    cluster: Cluster, mixture: str, expected: list[int]
+) -> None:
+    assert read(cluster.target, mixture, steps=STEPS, **ORDER).numbers == expected[:STEPS]
+    assert len({number for number in expected if number >= 2_000_000}) < 30, "several epochs"
+
+
+@pytest.mark.parametrize(("consumers", "batch_size"), [(1, 12), (2, 6), (3, 5), (2, None)])
+def test_the_order_knows_neither_workers_nor_consumers(
+    cluster: Cluster, mixture: str, expected: list[int], consumers: int, batch_size: int | None
+) -> None:
+    steps = STEPS // consumers // (batch_size or 1)
+    got = read(cluster.target, mixture, consumers, steps=steps, batch_size=batch_size, **ORDER)
+    count = steps * consumers * (batch_size or 1)
+    assert got.numbers == expected[:count]
+    assert got.state["position"] == count
+
+
+def kill_worker(cluster: Cluster) -> At:
+    return {5: cluster.replace_worker, 20: cluster.replace_worker}
+
+
+def kill_dispatcher(cluster: Cluster) -> At:
+    return {5: cluster.dispatcher.kill, 20: cluster.dispatcher.restart}
+
+
+def stop_worker(cluster: Cluster) -> At:
+    return stop_and_continue_worker(cluster, 5)
+
+
+@pytest.mark.usefixtures("small_windows")
+@pytest.mark.parametrize(
+    "trouble", [kill_worker, kill_dispatcher, pytest.param(stop_worker, marks=pytest.mark.long)]
+)
+def test_nobody_notices(
+    cluster: Cluster, mixture: str, expected: list[int], trouble: Callable[[Cluster], At]
+) -> None:
+    cluster.resize(2)
+    how = {"batch_size": 20, "at": trouble(cluster), **ORDER}
+    got = read(cluster.target, mixture, 3, steps=STEPS // 60, **how)
+    assert got.numbers == expected[:STEPS]
+
+
+def test_it_goes_on_from_its_state_with_another_number_of_consumers(
+    cluster: Cluster, mixture: str, expected: list[int]
+) -> None:
+    got: list[int] = []
+    state = None
+    for consumers, batch_size in itertools.islice(itertools.cycle([(2, 12), (3, 8), (1, 24)]), 6):
+        part = read(
+            cluster.target, mixture, consumers, steps=9, state=state, batch_size=batch_size,
+            **ORDER,
+        )  # fmt: skip
+        got += part.numbers
+        state = part.state
+    assert got == expected[: len(got)] and len(got) == 6 * 9 * 24
+    assert len(str(state)) < 300
+    with pytest.raises(FailedPrecondition, match="another dataset"):
+        other = service.register_mixture(
+            cluster.target,
+            {"web": (service.register_dataset(cluster.target, uneven_numbers(9)), 1)},
+        )
+        read(cluster.target, other, state=state, steps=1, batch_size=24, **ORDER)
+
+
+def test_a_read_begins_anywhere(cluster: Cluster, mixture: str, expected: list[int]) -> None:
+    for start in (1, 777, STEPS):
+        got = read(cluster.target, mixture, steps=300, start_position=start, **ORDER)
+        assert got.numbers == expected[start : start + 300]
+
+
+class TestBadInput:
+    def test_registration(self, cluster: Cluster, sources: dict[str, str], mixture: str) -> None:
+        web = sources["web"]
+        texts = service.register_dataset(cluster.target, tf.data.Dataset.from_tensors("text"))
+        register = service.register_mixture
+        for given, error, match in (
+            ({}, InvalidArgument, "give a dict of names"),
+            ({"web": web}, InvalidArgument, "a dataset's id and a weight"),
+            ({"web": (web, -1)}, InvalidArgument, "weight is -1"),
+            ({"web": (web, 0)}, InvalidArgument, "all 0"),
+            ({"web": ("no-such", 1)}, NotFound, "no-such"),
+            ({"web": (web, 1), "all": (mixture, 1)}, InvalidArgument, "a mixture itself"),
+            ({"web": (web, 1), "texts": (texts, 1)}, InvalidArgument, "'texts' has .*string"),
+        ):
+            with pytest.raises(error, match=match):
+                register(cluster.target, given)  # type: ignore[arg-type]
+
+    def test_equal_mixtures_are_one(
+        self, cluster: Cluster, sources: dict[str, str], mixture: str
+    ) -> None:
+        again = {name: (sources[name], 10 * WEIGHTS[name]) for name in ("web", "code", "books")}
+        assert service.register_mixture(cluster.target, again) == mixture
+
+    def test_it_is_read_in_order_only(self, cluster: Cluster, mixture: str) -> None:
+        for how in ({}, {"processing_mode": "distributed_epoch"}, {"delivery": "at_least_once"}):
+            with pytest.raises(Unimplemented, match="ordered=True"):
+                next(iter(service.read(cluster.target, mixture, **how)))  # type: ignore[arg-type]
+
+    def test_a_source_stays_while_it_is_one(
+        self, cluster: Cluster, sources: dict[str, str], mixture: str
+    ) -> None:
+        with pytest.raises(FailedPrecondition, match=f"source of the mixtures {mixture}"):
+            service.remove_dataset(cluster.target, sources["web"])
+
+    def test_a_source_without_elements(self, cluster: Cluster, sources: dict[str, str]) -> None:
+        empty = service.register_dataset(
+            cluster.target, tf.data.Dataset.range(100).filter(lambda x: x < 0)
+        )
+        weighted = {"web": (sources["web"], 1), "empty": (empty, 1)}
+        mixture = service.register_mixture(cluster.target, weighted)
+        with pytest.raises(FailedPrecondition, match="'empty' of the mixture has no elements"):
+            read(cluster.target, mixture, steps=10, **ORDER)
+
+
+class Schedule:
+    """What positions have, with changes of weights and steps that are left out: an oracle of walks.
+
+    It walks along the line, position by position, and asks nothing of service/schedule.py."""
+
+    def __init__(self, streams: dict[str, Iterator[int]]) -> None:
+        self.streams = streams
+        self.line: list[int] = []  # elements, by place
+
+    def walk(self, weights: dict[str, float], until: int) -> None:
+        """The elements of the places up to this one have these weights."""
+        names = sorted(weights)
+        count = until - len(self.line)
+        for source in Picks(shares([weights[name] for name in names])).sources(0, count).tolist():
+            self.line.append(next(self.streams[names[source]]))
+
+
+@pytest.fixture
+def oracle(cluster: Cluster, sources: dict[str, str]) -> Schedule:
+    return Schedule({name: stream(cluster, dataset) for name, dataset in sources.items()})
+
+
+STEP = 24
+CHANGED = {"books": 0.1, "code": 0.3, "web": 0.05}
+
+
+class TestChanges:
+    def test_weights_change_at_a_step_for_all_who_read(
+        self, cluster: Cluster, mixture: str, oracle: Schedule
+    ) -> None:
+        steps: list[int] = []
+
+        def change(**how: Any) -> Callable[[], None]:
+            return lambda: steps.append(
+                service.change_weights(cluster.target, "changed", {"web": 0.05}, **how)
+            )
+
+        at = {10: change(from_step=20), 30: change(reason="soon")}
+        got = read(
+            cluster.target,
+            mixture,
+            3,
+            steps=60,
+            batch_size=8,
+            at=at,
+            in_lockstep=True,
+            job_name="changed",
+            **ORDER,
+        )
+        assert steps[0] == 20 and 31 <= steps[1] < 55
+        oracle.walk(WEIGHTS, 20 * STEP)
+        oracle.walk(CHANGED, steps[1] * STEP)
+        total = sum(CHANGED.values())  # the others keep what they have, in units of the whole
+        oracle.walk({**{n: w / total for n, w in CHANGED.items()}, "web": 0.05}, 60 * STEP)
+        assert got.numbers == oracle.line
+
+    def test_a_change_is_refused_once_its_step_was_given(
+        self, cluster: Cluster, mixture: str, expected: list[int]
+    ) -> None:
+        errors: list[Exception] = []
+
+        def change() -> None:
+            with pytest.raises(FailedPrecondition, match=r"is past: .*before step 1[01]") as caught:
+                service.change_weights(cluster.target, "past", {"web": 9}, from_step=5)
+            errors.append(caught.value)
+
+        got = read(
+            cluster.target, mixture, 2, steps=30, batch_size=12, at={10: change},
+            in_lockstep=True, job_name="past", **ORDER,
+        )  # fmt: skip
+        assert errors and got.numbers == expected[: 30 * STEP]
+
+    def test_steps_are_left_out_after_a_rewind(
+        self, cluster: Cluster, mixture: str, expected: list[int]
+    ) -> None:
+        how = {"job_name": "spike", **ORDER}
+        first = read(cluster.target, mixture, 2, steps=40, batch_size=12, **how)
+        to_52 = read(cluster.target, mixture, 2, steps=12, batch_size=12, state=first.state, **how)
+        assert first.numbers + to_52.numbers == expected[: 52 * STEP]
+        assert service.skip_steps(cluster.target, "spike", 50, 52, reason="loss spike") == 50
+        again = read(cluster.target, mixture, 3, steps=20, batch_size=8, state=first.state, **how)
+        assert again.numbers == expected[40 * STEP : 50 * STEP] + expected[52 * STEP : 62 * STEP]
+        assert again.state["position"] == 62 * STEP
+        behind = read(cluster.target, mixture, 1, steps=5, batch_size=24, state=to_52.state, **how)
+        assert behind.numbers == expected[52 * STEP : 57 * STEP]
+        by_step = read(cluster.target, mixture, 1, steps=5, batch_size=24, start_step=50, **how)
+        assert by_step.numbers == expected[52 * STEP : 57 * STEP]
+
+    def test_a_change_outlives_its_dispatcher(
+        self, cluster: Cluster, mixture: str, oracle: Schedule
+    ) -> None:
+        def change() -> None:
+            assert (
+                service.change_weights(cluster.target, "outlives", {"web": 0.05}, from_step=15)
+                == 15
+            )
+            cluster.dispatcher.kill()
+            cluster.dispatcher.restart()
+
+        got = read(
+            cluster.target, mixture, 2, steps=30, batch_size=12, at={10: change}, in_lockstep=True,
+            job_name="outlives", **ORDER,
+        )  # fmt: skip
+        oracle.walk(WEIGHTS, 15 * STEP)
+        oracle.walk(CHANGED, 30 * STEP)
+        assert got.numbers == oracle.line
+        state = got.state
+        oracle.walk(CHANGED, 40 * STEP)
+        more = read(
+            cluster.target, mixture, 1, steps=10, batch_size=24, state=state,
+            job_name="outlives", **ORDER,
+        )  # fmt: skip
+        assert more.numbers == oracle.line[30 * STEP :]
+
+    def test_bad_input(self, cluster: Cluster, mixture: str) -> None:
+        read(cluster.target, mixture, steps=2, batch_size=24, job_name="bad", **ORDER)
+        change = service.change_weights
+        for arguments, error, match in (
+            (("no-such", {"web": 1}), NotFound, "no job 'no-such'"),
+            (("bad", {}), InvalidArgument, "give a dict"),
+            (("bad", {"web": -1}), InvalidArgument, "weight is -1"),
+            (("bad", {"wbe": 1}), InvalidArgument, "'wbe'.* are no sources"),
+            (("bad", dict.fromkeys(WEIGHTS, 0)), InvalidArgument, "all 0"),
+        ):
+            with pytest.raises(error, match=match):
+                change(cluster.target, *arguments)
+        change(cluster.target, "bad", {"web": 2}, from_step=7, reason="mine")
+        with pytest.raises(AlreadyExists, match="a change there already, 'mine'"):
+            change(cluster.target, "bad", {"web": 3}, from_step=7)
+        with pytest.raises(InvalidArgument, match="first=5 and stop=5"):
+            service.skip_steps(cluster.target, "bad", 5, 5)
+        numbers = service.register_dataset(cluster.target, uneven_numbers(300))
+        read(cluster.target, numbers, steps=2, batch_size=24, job_name="plain", **ORDER)
+        with pytest.raises(Unimplemented, match="only the schedules of mixtures"):
+            service.skip_steps(cluster.target, "plain", 5, 6)
+
+
+def test_the_audit_names_what_each_life_was_given(
+    cluster: Cluster, mixture: str, expected: list[int]
+) -> None:
+    """Of the source that has its numbers in a row, each element's number follows from its name."""
+    how = {"job_name": "audited", "batch_size": 12, **ORDER}
+    begin = read(cluster.target, mixture, 2, steps=20, **how)
+    read(cluster.target, mixture, 2, steps=10, state=begin.state, **how)
+    service.skip_steps(cluster.target, "audited", 22, 25, reason="spike")
+    at = {5: lambda: service.change_weights(cluster.target, "audited", {"web": 9}, from_step=40)}
+    again = read(
+        cluster.target, mixture, 2, steps=30, state=begin.state, at=at, in_lockstep=True, **how
+    )
+    _, histories, _ = _replayed(FileStorage(cluster.journal))
+    (history,) = (each for each in histories.jobs.values() if each.job.user_name == "audited")
+    answers = OrderedAnswers(history)
+    changes = answers.overview()["changes"]
+    assert [change["from_step"] for change in changes] == [0, 22, 40]
+    assert (changes[1]["skipped_steps"], changes[1]["reason"]) == (3, "spike")
+    assert changes[2]["weights"]["web"] == pytest.approx(9 / (9 + 0.4), abs=1e-5)
+
+    def numbers(step: int) -> tuple[list[int | None], str]:
+        """Those of "code", and None for others; and whether the step was given."""
+        found = answers.step(step)
+        named: list[int | None] = []
+        for batch in found["batches"]:
+            of = {each["bundle"]: each for each in batch["bundles"]}
+            for bundle, index in batch["elements"]:
+                is_code = of[bundle]["source"] == "code"
+                first = of[bundle]["splits"][0] + index
+                named.append(1_000_000 + first if is_code else None)
+        return named, found["status"]
+
+    def of_code(got: list[int]) -> list[int | None]:
+        return [number if 1_000_000 <= number < 2_000_000 else None for number in got]
+
+    for step in range(20):
+        assert numbers(step) == (of_code(expected[step * STEP : (step + 1) * STEP]), "given")
+    for step in range(22, 50):  # of the life that was last, which has left out three steps
+        mine = again.numbers[(step - 20) * STEP : (step - 19) * STEP]
+        assert numbers(step) == (of_code(mine), "given")

@@ -1,0 +1,83 @@
+"""The laws of a schedule with changes, against a walk along the line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.picks import Picks, shares
+from forebay.service.schedule import Schedule
+
+SOURCES, LENGTH = 3, 400
+WEIGHTS = st.lists(st.integers(0, 5), min_size=SOURCES, max_size=SOURCES).filter(any)
+PLACES = st.integers(0, LENGTH)
+CHANGES = st.lists(
+    st.one_of(
+        st.tuples(PLACES, WEIGHTS).map(
+            lambda each: ev.ScheduleChange(place=each[0], shares=shares(each[1]))
+        ),
+        st.tuples(PLACES, st.integers(1, 60)).map(
+            lambda each: ev.ScheduleChange(place=each[0], skipped=each[1])
+        ),
+    ),
+    max_size=6,
+)
+
+
+def walked(weights: list[int], changes: list[Any]) -> tuple[list[tuple[int, int]], list[int]]:
+    """Of each place its source and the how-manieth of it that it is; and the places that are
+    left."""
+    of_place: list[list[int]] = [[*shares(weights)]] * LENGTH
+    begin = [0] * LENGTH
+    left_out: set[int] = set()
+    for change in changes:
+        if change.skipped:
+            left_out |= {*range(change.place, change.place + change.skipped)}
+        else:
+            for place in range(change.place, LENGTH):
+                of_place[place], begin[place] = [*change.shares], change.place
+    counts, found = [0] * SOURCES, []
+    for place in range(LENGTH):
+        source = int(Picks(of_place[place]).sources(place - begin[place], 1)[0])
+        found.append((source, counts[source]))
+        counts[source] += 1
+    return found, [place for place in range(LENGTH) if place not in left_out]
+
+
+@given(WEIGHTS, CHANGES)
+def test_it_is_the_walk(weights: list[int], changes: list[Any]) -> None:
+    schedule = Schedule(shares(weights), changes)
+    found, there = walked(weights, changes)
+    for position, place in enumerate(there):
+        assert schedule.place_of(position) == place
+        assert schedule.position_of(place) == position
+    positions = schedule.positions_of(np.arange(LENGTH)).tolist()
+    assert [place for place in range(LENGTH) if positions[place] >= 0] == there
+    assert schedule.places_of(np.arange(len(there))).tolist() == there
+    for source in range(SOURCES):
+        mine = [place for place, (each, _) in enumerate(found) if each == source]
+        for begin in (0, len(mine) // 3):
+            count = len(mine) - begin
+            assert schedule.places(source, begin, count).tolist() == mine[begin:]
+        for place in range(0, LENGTH, 7):
+            before = sum(each < place for each in mine)
+            assert schedule.count_before(place, source) == before
+
+
+@given(WEIGHTS, CHANGES, st.integers(0, 1 << 40))
+def test_far_away_places_and_positions_are_inverse(
+    weights: list[int], changes: list[Any], position: int
+) -> None:
+    schedule = Schedule(shares(weights), changes)
+    assert schedule.position_of(schedule.place_of(position)) == position
+
+
+def test_a_source_that_has_no_share_any_more_has_no_more_places() -> None:
+    schedule = Schedule(shares([1, 1, 0]), [ev.ScheduleChange(place=10, shares=shares([1, 0, 1]))])
+    assert len(schedule.places(1, 0, 100)) == 5
+    assert len(schedule.places(1, 5, 1)) == 0
+    assert schedule.places(2, 0, 1).tolist() == [10] and schedule.count_before(10, 2) == 0
