@@ -93,11 +93,6 @@ class _Step:
     def count(self, m: int) -> int:
         return (m * self.times + self.plus) // self.by
 
-    def counts(self, first: int, m: Ints) -> tuple[int, Ints]:
-        """`count` of first + m: of `first`, and how many more."""
-        base, rest = divmod(first * self.times + self.plus, self.by)
-        return base, (rest + m * self.times) // self.by
-
     def inverses(self, first: int, k: Any) -> tuple[int, Any]:
         """The node's pick that is the child's pick first + k: of `first`, and how many more."""
         # The least m with m * times + plus >= (k + 1) * by, less 1.
@@ -139,26 +134,6 @@ class Picks:
         for step in path:
             position = step.count(position)
         return position
-
-    def sources(self, first: int, count: int) -> Ints:
-        """The sources of the positions first … first + count - 1: int64 (count,)."""
-        if not 0 <= count <= MOST:
-            raise ValueError(f"{count} picks: ask for 0 to {MOST} at a time")
-        found = np.empty(count, np.int64)
-        self._descend(self._root, first, np.arange(count), np.arange(count), found)
-        return found
-
-    def _descend(self, node: _Node, first: int, m: Ints, at: Ints, found: Ints) -> None:
-        """The node's picks first + m stand at these places of `found`."""
-        if isinstance(node, int):
-            found[at] = node
-            return
-        step, _ = _steps(node)
-        base, before = step.counts(first, m)
-        is_first = step.counts(first, m + 1)[1] > before
-        others = ~is_first
-        self._descend(node.first, base, before[is_first], at[is_first], found)
-        self._descend(node.second, first - base, (m - before)[others], at[others], found)
 
     def positions(self, source: int, first: int, count: int) -> Ints:
         """The positions of the source's picks first … first + count - 1, int64 (count,). Raises

@@ -11,6 +11,7 @@ Each source's count goes on through changes: nothing of it is lost or comes twic
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -27,6 +28,7 @@ class _Stretch(NamedTuple):
     """The sources have certain shares from a place on the line on."""
 
     first: int
+    shares: tuple[int, ...]
     picks: Picks
     counts: list[int]  # of each source, before
 
@@ -35,7 +37,7 @@ class Schedule:
     """Of a mixture whose sources have these shares, with these changes by their places."""
 
     def __init__(self, shares: Sequence[int], changes: Iterable[ev.ScheduleChange] = ()) -> None:
-        self._stretches = [_Stretch(0, Picks(shares), [0] * len(shares))]
+        self._stretches = [_Stretch(0, tuple(shares), Picks(shares), [0] * len(shares))]
         left_out: list[tuple[int, int]] = []
         for change in changes:
             if change.skipped:
@@ -43,7 +45,8 @@ class Schedule:
                 continue
             counts = [self.count_before(change.place, s) for s in range(len(shares))]
             cut = bisect_right(self._stretches, change.place - 1, key=lambda each: each.first)
-            self._stretches[cut:] = [_Stretch(change.place, Picks(change.shares), counts)]
+            new = tuple(change.shares)
+            self._stretches[cut:] = [_Stretch(change.place, new, Picks(new), counts)]
         merged: list[list[int]] = []
         for start, stop in sorted(left_out):
             if merged and start <= merged[-1][1]:
@@ -80,12 +83,22 @@ class Schedule:
         stops = np.concatenate([[0], self._stops])
         return np.where(places < stops[numbers], -1, places - self._gone[numbers])
 
+    def shares_at(self, place: int) -> tuple[int, ...]:
+        """Of the sources, at this place."""
+        number = bisect_right(self._stretches, place, key=lambda each: each.first) - 1
+        return self._stretches[number].shares
+
+    def weights_before(self, place: int) -> str:
+        """A hash of the changes of shares that count before this place; "" without any."""
+        said = [(first, shares) for first, shares, *_ in self._stretches[1:] if first < place]
+        return hashlib.sha256(repr(said).encode()).hexdigest()[:8] if said else ""
+
     # -- sources -------------------------------------------------------------------------------
 
     def count_before(self, place: int, source: int) -> int:
         """How many elements of the source stand before this place."""
         number = bisect_right(self._stretches, place, key=lambda each: each.first) - 1
-        first, picks, counts = self._stretches[number]
+        first, _, picks, counts = self._stretches[number]
         return counts[source] + picks.count_before(place - first, source)
 
     def places(self, source: int, first: int, count: int) -> Ints:
@@ -95,7 +108,7 @@ class Schedule:
         numbers = range(len(self._stretches))
         number = bisect_right(numbers, first, key=lambda n: self._stretches[n].counts[source]) - 1
         while count and number < len(self._stretches):
-            begin, picks, counts = self._stretches[number]
+            begin, _, picks, counts = self._stretches[number]
             number += 1
             is_last = number == len(self._stretches)
             if is_last:

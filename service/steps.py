@@ -142,6 +142,8 @@ class KnownMixture:
             while begin < end:
                 epoch, offset = source.place(begin)
                 there = end - begin
+                if source.total == 0:
+                    raise InvalidArgument(f"source {number} of the mixture has no elements")
                 if source.total is not None:
                     there = min(there, source.total - offset)
                 found, within = source.elements(epoch, offset, offset + there)

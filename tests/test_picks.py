@@ -14,6 +14,8 @@ from forebay.journal.datasets import SHARES
 from forebay.service.errors import InvalidArgument
 from forebay.service.picks import MOST, Picks, shares
 
+from .picked import picked
+
 WEIGHTS = st.lists(
     st.one_of(st.integers(0, 10), st.floats(0, 1e6), st.sampled_from([1e-9, 1e-5, 1e9])),
     min_size=1,
@@ -44,7 +46,7 @@ def test_weights_that_are_none_are_refused(weights: list[float]) -> None:
 def test_picks_from_anywhere_are_those_of_a_walk(weights: list[float], at: int, n: int) -> None:
     found = shares(weights)
     picks = Picks(found)
-    sources = picks.sources(at, n)
+    sources = picked(found, at, n)
     for source, share in enumerate(found):
         before, behind = picks.count_before(at, source), picks.count_before(at + n, source)
         mine = np.flatnonzero(sources == source)
@@ -78,16 +80,16 @@ def test_the_worst_trees_keep_the_bound(depth: int, at: int) -> None:
 
 
 def test_a_tiny_share_is_found_far_away() -> None:
-    picks = Picks(shares([1e9, 1, 1]))
+    found = shares([1e9, 1, 1])
+    picks = Picks(found)
     positions = picks.positions(1, 0, 5)
-    assert [picks.sources(int(p), 1).tolist() for p in positions] == [[1]] * 5
+    assert [picked(found, int(p), 1).tolist() for p in positions] == [[1]] * 5
     assert (np.diff(positions) > 900_000_000).all()
 
 
-def test_what_is_asked_for_is_bounded() -> None:
+def test_many_picks_and_none() -> None:
     picks = Picks(shares([1, 0]))
-    with pytest.raises(ValueError, match="picks: ask for"):
-        picks.sources(0, MOST + 1)
+    assert (picks.positions(0, 7, 2 * MOST + 1) == np.arange(7, 2 * MOST + 8)).all()
     with pytest.raises(ValueError, match="weight of 0"):
         picks.positions(1, 0, 1)
     assert picks.count_before(100, 1) == 0
@@ -95,7 +97,6 @@ def test_what_is_asked_for_is_bounded() -> None:
 
 def test_the_rule_never_changes() -> None:
     """Recorded positions depend on it."""
-    picks = Picks(shares([0.7, 0.2, 0.1]))
-    assert picks.sources(0, 10).tolist() == [0, 0, 1, 0, 2, 0, 0, 1, 0, 0]
-    far = Picks(shares(range(1, 9))).sources(10**9, 5000).astype(np.uint8).tobytes()
+    assert picked(shares([0.7, 0.2, 0.1]), 0, 10).tolist() == [0, 0, 1, 0, 2, 0, 0, 1, 0, 0]
+    far = picked(shares(range(1, 9)), 10**9, 5000).astype(np.uint8).tobytes()
     assert hashlib.sha256(far).hexdigest()[:16] == "94127979db86e6a6"

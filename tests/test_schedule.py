@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.picks import Picks, shares
+from forebay.service.picks import shares
 from forebay.service.schedule import Schedule
+
+from .picked import picked
 
 SOURCES, LENGTH = 3, 400
 WEIGHTS = st.lists(st.integers(0, 5), min_size=SOURCES, max_size=SOURCES).filter(any)
@@ -42,7 +44,7 @@ def walked(weights: list[int], changes: list[Any]) -> tuple[list[tuple[int, int]
                 of_place[place], begin[place] = [*change.shares], change.place
     counts, found = [0] * SOURCES, []
     for place in range(LENGTH):
-        source = int(Picks(of_place[place]).sources(place - begin[place], 1)[0])
+        source = int(picked(of_place[place], place - begin[place], 1)[0])
         found.append((source, counts[source]))
         counts[source] += 1
     return found, [place for place in range(LENGTH) if place not in left_out]

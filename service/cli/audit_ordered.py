@@ -124,15 +124,18 @@ class OrderedAnswers:
             "drop_remainder": steps.group.drop_remainder,
         }
 
-    def _at(self, epoch: int, offset: int) -> dict[str, Any]:
-        """A position in the training and in its epoch; None while an epoch's size is not known."""
+    def _at(self, epoch: int, offset: int, known: Any = None) -> dict[str, Any]:
+        """A position in the training, as states have it, and in its epoch; None while an epoch's
+        size is not known. Of a mixture, `known` is its schedule as a group knows it."""
+        if self._history.sources:
+            return {"position": (known or self._known).saved(offset), "offset": offset}
         total = self._known.total
         position = None if epoch and total is None else epoch * (total or 0) + offset
         return {"position": position, "epoch": epoch, "offset": offset}
 
     def _start(self, steps: Any) -> dict[str, Any]:
         if self._known.total is not None or not steps.start:
-            return self._at(steps.epoch, steps.start)
+            return self._at(steps.epoch, steps.start, steps.known)
         asked_for_step = steps.group.HasField("start_step")
         return {"position": None if asked_for_step else steps.group.start_position}
 
@@ -188,7 +191,7 @@ class OrderedAnswers:
                 {
                     "consumer": at // steps.batch,
                     **self._told(steps, step, at // steps.batch)._asdict(),
-                    **(self._at(epoch, start + at) if batch[0] else {}),
+                    **(self._at(epoch, start + at, steps.known) if batch[0] else {}),
                     "count": None if unknown else len(batch[0]),
                     "bundles": list(self._runs(*batch)),
                     "elements": list(zip(*batch, strict=True)),
@@ -267,7 +270,7 @@ class OrderedAnswers:
             offset = offsets.get(id(steps.known))
             if offset is not None and (got := steps.step_of(epoch, offset)) is not None:
                 where = {"step": got[0], "consumer": got[1], **self._shape(steps)}
-                at = self._at(epoch, offset)
+                at = self._at(epoch, offset, steps.known)
                 told.append({**at, **where, **self._told(steps, *got)._asdict()})
         reached = [each for each in told if each["status"] != NOT_YET]
         offset = offsets.get(id(self._known))

@@ -20,7 +20,9 @@ def weights(
     service: str = SERVICE,
     job: str = JOB,
     given: list[str] = typer.Argument(..., help="SOURCE=WEIGHT, one or more."),  # noqa: B008
-    from_step: int = typer.Option(-1, help="By default the earliest that is possible."),
+    from_step: int | None = typer.Option(
+        None, min=0, help="By default the earliest that is possible, while the job is read."
+    ),
     reason: str = REASON,
 ) -> None:
     """Change weights of sources. Those that are not named keep theirs."""
@@ -35,8 +37,9 @@ def weights(
             equals = ""
         if not (name and equals):
             raise typer.BadParameter(f"{each!r} is no weight of a source: give web=0.5")
-    first = None if from_step < 0 else from_step
-    step = change_weights(service, job, found, from_step=first, reason=reason, timeout_s=PATIENCE_S)
+    step = change_weights(
+        service, job, found, from_step=from_step, reason=reason, timeout_s=PATIENCE_S
+    )
     print(printable(f"job {job} has these weights from step {step} on"))
 
 

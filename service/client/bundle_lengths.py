@@ -27,9 +27,13 @@ class BundleLengths:
     """What one consumer knows of an epoch's lengths. The reading thread calls all of it but
     `report`, which any thread may call."""
 
-    def __init__(self, ordered: OrderedRead, ask: Callable[[Request], None]) -> None:
+    def __init__(
+        self, ordered: OrderedRead, ask: Callable[[Request], None], first: int = 0
+    ) -> None:
+        """`first`: the number that the read has for the epoch's first bundle."""
         self._ordered = ordered
         self._ask = ask
+        self._first = first
         # The places whose queries are outstanding, at most one of each kind: `Request.is_needed`.
         self._needed: set[int] = set()
         self._others: set[int] = set()
@@ -109,19 +113,19 @@ class BundleLengths:
         except ValueError as error:
             raise self.mismatch(place, str(error)) from None
         self._at_least[place] = max(self._at_least.get(place, 0), length)
-        bundle = self._epoch.bundles[place]
+        bundle = self._first + self._epoch.bundles[place]
         if complete and self._ordered.lengths[bundle] < 0:
             self._ordered.lengths[bundle] = length
             self._unsaid.append(bundle)
 
     def report(self, request: pb.ConsumerHeartbeatRequest) -> None:
-        """Put lengths that the dispatcher was not told of into the request, once: the request must
-        be repeated until it is answered."""
-        unsaid = self._unsaid
+        """Add lengths that the dispatcher was not told of to the request, once: the request must be
+        repeated until it is answered."""
+        unsaid, room = self._unsaid, MAX_LENGTHS - len(request.bundles)
         with self._lock:
-            bundles = [unsaid.popleft() for _ in range(min(len(unsaid), MAX_LENGTHS))]
-        request.bundles[:] = bundles
-        request.lengths[:] = [self._ordered.lengths[bundle] for bundle in bundles]
+            bundles = [unsaid.popleft() for _ in range(min(len(unsaid), room))]
+        request.bundles.extend(bundles)
+        request.lengths.extend(self._ordered.lengths[bundle] for bundle in bundles)
 
     def mismatch(
         self, place: int, how: str, epoch: OrderedEpoch | None = None

@@ -29,14 +29,14 @@ from ..picks import MOST
 from ..proto import forebay_pb2 as pb
 from ..schedule import Schedule
 from ..transport.messages import Key
-from .bundle_lengths import MAX_LENGTHS, BundleLengths
+from .bundle_lengths import BundleLengths
 from .heartbeats import News
 from .links import Links
 from .ordered import AHEAD, MAX_REQUESTS, InOrder, requests_for
 from .planned_rounds import PlannedRounds
 from .positions import OrderedEpoch, OrderedRead
 from .read_ahead import ReadAhead
-from .slices import Request
+from .slices import MAX_HOMES, Request
 
 GIVEN_BATCHES, GIVEN_ELEMENTS = 4, 64
 """The trainer is given at most so many batches at a time, or of small ones so many elements: a
@@ -70,18 +70,12 @@ class SourceInOrder:
     """One source of a mixture, as one consumer reads it."""
 
     def __init__(
-        self,
-        number: int,
-        first_bundle: int,
-        mode: MixtureMode,
-        spec: ev.OrderSpec,
-        lengths: list[int],
+        self, number: int, first_bundle: int, mode: MixtureMode, spec: ev.OrderSpec
     ) -> None:
         self.name, self._share = mode.read.sources[number]
         self.number = number
         self.first_bundle = first_bundle
-        self.read = OrderedRead(seed=spec.seed, shuffle=spec.shuffle, lengths=lengths)
-        self.lengths = BundleLengths(self.read, self._ask)
+        self.lengths = BundleLengths(mode.read, self._ask, first_bundle)
         self.pending: list[tuple[Ints, Ints]] = []  # places and positions that are not put together
         self.floor = 0  # nothing of places before this one is needed any more
         self._mode = mode
@@ -102,7 +96,8 @@ class SourceInOrder:
 
     def _begin_epoch(self, number: int, first: int) -> None:
         """`first`: the source's elements in the epochs before."""
-        bundles, order = epoch_order(self._spec, self.read.lengths, number)
+        mine = slice(self.first_bundle, self.first_bundle + self._spec.bundles)
+        bundles, order = epoch_order(self._spec, self._mode.read.lengths[mine], number)
         self._deal = SourceDeal(self._mode, self.number, first)
         self._epoch = self._epochs[number] = OrderedEpoch(
             number, 0, order.length, self._spec, self._mode.epoch.deal, bundles.tolist(), order,
@@ -110,23 +105,30 @@ class SourceInOrder:
         )  # fmt: skip
         self._planned = PlannedRounds(order, self._deal)
         self.lengths.begin(self._epoch)
+        self._forget_queries()
+
+    def _forget_queries(self) -> None:
+        """What was asked is known, or of another epoch."""
+
+        def is_mine(request: Request) -> bool:
+            return request.is_query and self._mode.source_at(request.place) is self
+
+        self._mode.slices.withdraw(is_mine)
+        self.lengths.forget_queries()
 
     def _locate(self) -> bool:
         """Find the start; False if more lengths are needed for that."""
         if self._is_located:
             return True
-        total = self._epoch.order.length
-        if total is not None and self._start:
+        total, offset = self._epoch.order.length, self._start
+        if total is not None and offset:
             self._require_some(total)
-            number, offset = divmod(self._start, total)
+            number, offset = divmod(offset, total)
             self._begin_epoch(number, self._start - offset)
-        elif (offset := self._start) and self._epoch.order.locate(offset) is None:
+        if offset and not self._planned.seek(offset):
             return False
-        if offset:
-            round_of_start = self._epoch.order.locate(offset)
-            assert round_of_start is not None
-            self._planned.go_to(*round_of_start, offset)
-            self.lengths.forget_queries()  # that counted bundles in front of it
+        if self._start:
+            self._forget_queries()  # that counted bundles in front of it
         self._is_located = True
         return True
 
@@ -138,10 +140,10 @@ class SourceInOrder:
             return
         self.pending.clear()
         self.lengths.forget_queries()
-        if offset < self._planned.next:
-            round_of_offset = self._epoch.order.locate(offset)
-            assert round_of_offset is not None, "it was planned, so it is known"
-            self._planned.go_to(*round_of_offset, offset)
+        # A new plan: who gets which elements of the last rounds may be otherwise now.
+        before, self._planned = self._planned, PlannedRounds(self._epoch.order, self._deal)
+        if not (offset < before.next and self._planned.seek(offset)):
+            self._planned.go_to(before.round, before.before, before.next)
 
     def _require_some(self, total: int) -> None:
         if not total:
@@ -179,11 +181,7 @@ class SourceInOrder:
             epochs, offset = divmod(offset, order.length)
             first = self._deal.first + epochs * order.length
             self._begin_epoch(self._epoch.number + epochs, first)
-            order = self._epoch.order
-        if (round_of_offset := order.locate(offset)) is None:
-            return False
-        self._planned.go_to(*round_of_offset, offset)
-        return True
+        return self._planned.seek(offset)
 
     def plan(self, until: int) -> None:
         """Plan its elements before this position, as far as they are known, and ask for this
@@ -250,11 +248,13 @@ class SourceInOrder:
     def forget(self, lacking: Iterable[int]) -> None:
         """Only these places of earlier epochs, and the present one, are needed any more."""
         opened, coming = self._epoch.order.opened(self._planned.round, 1)
-        here = min((*opened, *coming), default=0)
+        here = min((*opened, *coming), default=self._epoch.order.bundles)
         self.floor = min([self._place(self._epoch.number, here), *lacking])
-        oldest = self.floor // self._mode.bundles
+        oldest = min(self.floor // self._mode.bundles, self._epoch.number)
         for number in [number for number in self._epochs if number < oldest]:
             del self._epochs[number]
+        if len(self._begun) > MAX_HOMES:
+            self._begun = {at: index for at, index in self._begun.items() if at >= self.floor}
 
     # -- slices --------------------------------------------------------------------------------
 
@@ -309,8 +309,6 @@ class SourceInOrder:
         if request.is_query:
             request.place = place
             self.lengths.answered(request)
-        if end.complete:
-            self._mode.read.lengths[self.first_bundle + self._epoch.bundles[place]] = end.length
         return (order.known_until, order.length) != known or end.complete
 
 
@@ -344,8 +342,7 @@ class MixtureMode(InOrder):
                 seed=order.seed, shuffle=order.shuffle, cycle_length=order.cycle_length,
                 block_length=order.block_length, bundles=bundles,
             )  # fmt: skip
-            lengths = ordered.lengths[first : first + bundles]
-            self._sources[number] = source = SourceInOrder(number, first, self, own, lengths)
+            self._sources[number] = source = SourceInOrder(number, first, self, own)
             source.begin(self.schedule.place_of(self._until))
         self.answered(pb.ConsumerHeartbeatResponse(proposal=joined.news.proposal))
 
@@ -489,6 +486,11 @@ class MixtureMode(InOrder):
         number = bisect_right(self._firsts, index) - 1
         return self._sources[number], epoch, index - self._firsts[number]
 
+    def source_at(self, place: int) -> SourceInOrder | None:
+        """None while the sources are made."""
+        number = bisect_right(self._firsts, place % self.bundles) - 1
+        return self._sources.get(number)
+
     def _slice(self, request: Request) -> Slice:
         source, epoch, place = self._at(request.place)
         return source.slice(request, epoch, place)
@@ -500,10 +502,5 @@ class MixtureMode(InOrder):
             self._is_stale |= source.ended(request, epoch, place, said)
 
     def _report_lengths(self, request: pb.ConsumerHeartbeatRequest) -> None:
-        del request.bundles[:], request.lengths[:]
         for source in self._sources.values():
-            if len(request.bundles) < MAX_LENGTHS:
-                own = pb.ConsumerHeartbeatRequest()
-                source.lengths.report(own)
-                request.bundles.extend(source.first_bundle + bundle for bundle in own.bundles)
-                request.lengths.extend(own.lengths)
+            source.lengths.report(request)

@@ -149,6 +149,7 @@ class InOrder(BundlesMode):
 
     def report(self, request: pb.ConsumerHeartbeatRequest) -> None:
         if request.wait_ms:  # an urgent one may fail, and is not repeated
+            del request.bundles[:], request.lengths[:]
             self._report_lengths(request)
         if self._ordered.given and (position := self.position()) is not None:
             request.position = position
@@ -311,9 +312,8 @@ class OrderedMode(InOrder):
     def _plan_anew(self) -> None:
         """Withdraw what was asked for, but for what was put together, and begin there again."""
         if (position := self._portions.withdraw()) is not None:
-            round_of_position = self.epoch.order.locate(position)
-            assert round_of_position is not None, "it was planned, so it is known"
-            self._planned.go_to(*round_of_position, position)
+            is_known = self._planned.seek(position)
+            assert is_known, "it was planned"
             with self._slices.together():
                 self._slices.withdraw_all()
                 self._lengths.forget_queries()

@@ -46,6 +46,13 @@ class PlannedRounds:
             places, indexes, _ = self._elements(round_number + 1)
             self._partly = _ends(places[:planned], indexes[:planned])
 
+    def seek(self, offset: int) -> bool:
+        """Plan next from this offset in the epoch on; False if its round is not known yet."""
+        if (found := self._order.locate(offset)) is None:
+            return False
+        self.go_to(*found, offset)
+        return True
+
     def index_at(self, place: int) -> int:
         """Elements of the place before this one are planned."""
         partly = self._partly.get(place)

@@ -131,6 +131,7 @@ class OrderedRead:
     dataset: str = ""  # its content_fingerprint, once it is known
     sources: tuple[tuple[str, int], ...] = ()  # of a mixture: their names and shares
     schedule: Schedule | None = None  # of a mixture, once it is read
+    weights: str | None = None  # of a mixture's state: `Schedule.weights_before` its position
     elements: int | None = None  # of an epoch, as the dispatcher knew before the read began
     bundles: int = 0  # of an epoch, as a saved state has it; 0: it does not say
     lengths: list[int] = field(default_factory=lambda: [-1])  # by bundle; -1: not known
@@ -228,7 +229,7 @@ class OrderedRead:
     def move_to(self, position: int, start_step: int | None = None, in_epoch: bool = False) -> None:
         """Begin there next."""
         self.start_position, self.start_step, self.in_epoch = position, start_step, in_epoch
-        self.epoch, self.given = None, 0
+        self.epoch, self.given, self.weights = None, 0, None
 
     def copy(self) -> OrderedRead:
         """Another one, which begins where this one is. Lengths that one learns, both know."""
@@ -288,6 +289,12 @@ class OrderedRead:
         if self.schedule is not None:
             if self.start_step is not None:
                 return 0, self.start_step * step
+            if self.weights not in (None, self.schedule.weights_before(self.start_position)):
+                raise FailedPrecondition(
+                    "the state is of a job whose weights changed otherwise before it, so that each "
+                    "source was somewhere else: read by that job's name, go on from a state before "
+                    "the change, or give start_position instead of the state"
+                )
             return 0, self.schedule.position_of(self.start_position)
         if self.start_step is None:
             if total == 0 and self.start_position:

@@ -20,7 +20,10 @@ VERSION = 2
 def state_of(read: OrderedRead) -> dict[str, Any]:
     """Its position, and what it is a position in: JSON of under 300 bytes."""
     position, step, in_epoch = read.start
-    start = {"position": position, "start_step": step or 0, "in_epoch": in_epoch}
+    start: dict[str, Any] = {"position": position, "start_step": step or 0, "in_epoch": in_epoch}
+    if read.sources:
+        schedule = read.schedule
+        start["weights"] = read.weights if schedule is None else schedule.weights_before(position)
     return sealed({**start, **_described(read)})
 
 
@@ -101,6 +104,7 @@ def _go_on(read: OrderedRead, state: dict[str, Any]) -> None:
     if read.bundles not in (0, len(read.lengths)):  # copies share those of bundles of one size
         read.lengths = [-1]
     read.move_to(position, start_step or None, in_epoch)
+    read.weights = state.get("weights")
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:

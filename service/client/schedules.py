@@ -30,17 +30,19 @@ def change_weights(
     Args:
       service: as in `read`.
       job: the job's name, or its id.
-      weights: by source. Sources that are not named keep the weights that they have now, which add
-        up to 1; then all are divided by their sum. Weight 0 leaves a source out.
-      from_step: the first step of the new weights; by default the earliest that is possible. A
-        later change that was decided before no longer holds.
+      weights: by source. Sources that are not named keep the weights that they have at that step,
+        which add up to 1; then all are divided by their sum. Weight 0 leaves a source out.
+      from_step: the first step of the new weights; by default the earliest that is possible, while
+        the job is read. A later change that was decided before no longer holds.
       reason: is kept in the journal.
       timeout_s: how long to retry the dispatcher, in seconds; None: for ever.
 
     Raises ValueError for wrong weights, NotFound for an unknown job, AlreadyExists if other weights
     begin with that step, FailedPrecondition, with the earliest step that is possible, if a trainer
-    was given that step already, or if one does not answer, and Unavailable.
+    was given that step already, or if one does not answer, Unimplemented for a job of another
+    dataset, and Unavailable.
     """
+    _require_name(job)
     if not isinstance(weights, Mapping) or not weights:
         raise InvalidArgument(
             f"weights={weights!r:.200}: give a dict of sources' names and weights"
@@ -70,6 +72,7 @@ def skip_steps(
 
     The arguments and errors are those of `change_weights`.
     """
+    _require_name(job)
     first, stop = _step("first", first), _step("stop", stop)
     if first >= stop:
         raise InvalidArgument(
@@ -86,11 +89,14 @@ def _step(name: str, step: Any) -> int:
     return step
 
 
+def _require_name(job: Any) -> None:
+    if not isinstance(job, str) or not job:
+        raise InvalidArgument(f"job={job!r} is not a job's name or id: give a non-empty string")
+
+
 def _changed(
     service: str | tuple[str, str], request: pb.ChangeScheduleRequest, timeout_s: float | None
 ) -> int:
-    if not isinstance(request.job, str) or not request.job:
-        raise InvalidArgument("job='' is no job's name: give the one that trainers read by")
     with DispatcherClient(service) as client:
         answer = client.call_numbered(request, pb.ChangeScheduleResponse, patience_s=timeout_s)
     return answer.step

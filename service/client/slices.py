@@ -140,10 +140,15 @@ class Slices:
 
     def withdraw_all(self) -> None:
         """Ask for nothing any more."""
-        for request in self.requests.values():
+        self.withdraw(lambda _: True)
+
+    def withdraw(self, which: Callable[[Request], bool]) -> None:
+        """Ask for these no more."""
+        for request in [*filter(which, self.requests.values())]:
             self._stop(request)
-        for requests in (self.requests, self._waiting, self._unknown):
-            requests.clear()
+            del self.requests[request.key]
+        self._waiting = [r for r in self._waiting if not which(r)]
+        self._unknown = [r for r in self._unknown if not which(r)]
 
     def begin_epoch(self, first_place: int) -> None:
         """The places are of another epoch from now on."""

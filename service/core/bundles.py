@@ -70,9 +70,11 @@ def complete_order(
     order.source_bundles.extend(each.bundles for each in orders)
     order.source_bundle_splits.extend(each.bundle_splits for each in orders)
     if (bundles := sum(order.source_bundles)) > MAX_BUNDLES:
+        splits = sum(splits_of(datasets[source.dataset_id]) for source in sources)
         raise InvalidArgument(
             f"the sources of mixture {dataset.dataset_id} have {bundles} bundles, and an ordered "
-            f"read has at most {MAX_BUNDLES}: give a bundle_splits above {asked.bundle_splits}"
+            f"read has at most {MAX_BUNDLES}: give "
+            f"bundle_splits={-(-splits // (MAX_BUNDLES - len(sources)))} or more"
         )
     order.bundles = bundles
     return order

@@ -68,6 +68,7 @@ def fingerprint(definition: ev.DatasetDefinition) -> str:
 
 def _register_dataset(state: State, command: RegisterDataset) -> Decision:
     _require_splits(command.definition)
+    _require_sources(state, command.definition)
     dataset_id = command.dataset_id
     if command.restores:
         find_dataset(state, dataset_id)  # its id is not chosen again
@@ -103,6 +104,16 @@ def _register_dataset(state: State, command: RegisterDataset) -> Decision:
 def _known(dataset_id: str, command: RegisterDataset) -> Decision:
     used = ev.Event(dataset_used=ev.DatasetUsed(dataset_id=dataset_id))
     return Decision([used] if command.renews else [], dataset_id)
+
+
+def _require_sources(state: State, definition: ev.DatasetDefinition) -> None:
+    for source in definition.mixture.sources:
+        known = state.datasets.get(source.dataset_id)
+        if known is None or known.content != source.content:
+            raise FailedPrecondition(
+                f"dataset {source.dataset_id}, source {source.name!r} of the mixture, was removed "
+                "just now: register both again"
+            )
 
 
 def _require_splits(definition: ev.DatasetDefinition) -> None:

@@ -292,6 +292,8 @@ class JobHistories:
         now: int | None,
     ) -> None:  # fmt: skip
         history = self._of(state, iteration_id)
+        if history.sources and not state.iterations[iteration_id].consumers:
+            history.life += 1  # what it knows when it ends, an earlier group did not
         stay = ConsumerStay(who, state.iterations[iteration_id].epoch, member, now, history.life)
         self._stays[who] = stay
         history.stays.append(stay)

@@ -13,8 +13,10 @@ from .base import Command, Decide, Decision, EventKind, Events
 from .jobs import readers_of
 from .state import DecidedChange, Job, State
 
-MAX_CHANGES = 10_000
+MAX_CHANGES = 2_000
 """Of a job: each of its readers has all of them."""
+
+MAX_PLACE = 1 << 56
 
 
 class ChangeSchedule(Command, frozen=True, kw_only=True):
@@ -30,10 +32,9 @@ class ChangeSchedule(Command, frozen=True, kw_only=True):
 
 
 def named(state: State, name: str) -> list[Job]:
-    """The jobs that have this name to their users, or the one of this whole name or id."""
+    """The jobs that have this name to their users, or this whole name or id."""
     jobs = state.jobs.values()
-    exact = [job for job in jobs if name and name in (job.name, str(job.job_id))]
-    return exact or [job for job in jobs if job.user_name == name]
+    return [job for job in jobs if name and name in (job.name, str(job.job_id), job.user_name)]
 
 
 def ordered_job(state: State, job_id: int) -> Job:
@@ -44,6 +45,10 @@ def ordered_job(state: State, job_id: int) -> Job:
     if not job.is_ordered:
         raise FailedPrecondition(
             f"job {job.user_name} is not read in order, so it has no schedule to change"
+        )
+    if not job.name:
+        raise FailedPrecondition(
+            f"job {job.job_id} has no name, and goes with its reader: read with a job_name"
         )
     if not state.datasets[job.dataset_id].outline.HasField("mixture"):
         raise Unimplemented(
@@ -64,13 +69,21 @@ def _change_schedule(state: State, command: ChangeSchedule) -> Decision:
         raise FailedPrecondition(
             f"a trainer of job {job.user_name} came or left just now: change it again"
         )
-    if change.place < 0 or bool(change.shares) == bool(change.skipped) or change.skipped < 0:
-        raise InvalidArgument(f"<{change}> is no change: give shares, or how much is skipped")
+    is_one = bool(change.shares) != bool(change.skipped)
+    ends = (change.place, change.skipped, change.place + change.skipped)
+    if not is_one or not all(0 <= number <= MAX_PLACE for number in ends):
+        raise InvalidArgument(
+            f"a change at place {change.place} with {len(change.shares)} shares and "
+            f"skipped={change.skipped}: give a place from 0 to {MAX_PLACE}, and either shares or a "
+            "skipped above 0"
+        )
     if change.shares:
         sources = len(state.datasets[job.dataset_id].outline.mixture.sources)
         shares = [*change.shares]
         if len(shares) != sources or sum(shares) != SHARES or min(shares) < 0:
-            raise InvalidArgument(f"the shares {shares} are none of {sources} sources")
+            raise InvalidArgument(
+                f"shares {shares}: give {sources} numbers of at least 0 that add up to {SHARES}"
+            )
     for other in job.changes:
         if other.place == change.place and bool(other.shares) == bool(change.shares):
             raise AlreadyExists(

@@ -21,6 +21,7 @@ from ...journal.splits import ENDLESS
 from .. import ranges
 from ..errors import cut_error
 from . import saves
+from .bundles import parts_of
 from .checksums import describe_mismatches
 from .iterations import first_epoch
 from .job_states import NOTHING, JobObservations, job_state
@@ -214,7 +215,9 @@ def _job(
         "skipped_splits": job.skipped_splits,
         "cross_trainer_cache": job.cross_trainer_cache,
         "num_consumers": job.num_consumers,  # of a coordinated read
-        "order": None if job.order is None else _order(job.dataset_id, job.order, known),
+        "order": None
+        if job.order is None
+        else _order(state.datasets[job.dataset_id], job.order, known),
         "checked_bundles": len(job.checksums),
         "checksum_mismatches": [
             divmod(bundle - first_epoch(job) * job.order.bundles, job.order.bundles)
@@ -228,8 +231,9 @@ def _job(
     }
 
 
-def _order(dataset_id: str, order: BundleSpec, known: Known) -> dict[str, Any]:
-    lengths = known.get(dataset_id, {}).get(order.bundle_splits, 0)
+def _order(dataset: Dataset, order: BundleSpec, known: Known) -> dict[str, Any]:
+    parts = parts_of(dataset, order)
+    lengths = sum(known.get(part.dataset_id, {}).get(part.bundle_splits, 0) for part in parts)
     return {**asdict(order), "known_lengths": lengths}
 
 

@@ -16,11 +16,12 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from ...journal.datasets import SHARES
 from ...journal.proto import events_pb2 as ev
 from ..core import commands as c
 from ..core.schedules import change_message, named, ordered_job
 from ..core.state import Consumer, Iteration, Job
-from ..errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from ..errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
 from ..picks import shares
 from ..proto import forebay_pb2 as pb
 from ..schedule import Schedule
@@ -28,6 +29,11 @@ from .decider import Decider
 
 ANSWER_MS = 7_000
 """How long consumers may take to answer a proposal: a little longer than a heartbeat waits."""
+
+MAX_REASON = 1_000
+"""Characters. It stays with the job."""
+
+MAX_STEP = 1 << 40
 
 TRIES = 8
 """So often the earliest step is proposed anew, each time further ahead of who was there already."""
@@ -63,7 +69,8 @@ class ScheduleChanges:
     def tell(self, iteration: Iteration, known: int, news: pb.ConsumerHeartbeatResponse) -> None:
         """Say what is proposed, and the job's changes behind the `known` ones."""
         job = self._decider.state.jobs[iteration.job_id]
-        news.changes.extend(map(change_message, job.changes[known:]))
+        for change in job.changes[known:]:
+            news.changes.add(place=change.place, shares=change.shares, skipped=change.skipped)
         if (proposal := self._proposals.get(iteration.iteration_id)) is not None:
             news.proposal.number, news.proposal.place = proposal.number, proposal.place
 
@@ -86,51 +93,62 @@ class ScheduleChanges:
                 return self._response(job, known.schedule_changed.change.place)
         if not job.step:
             raise FailedPrecondition(
-                f"job {job.user_name} was never read, so nobody knows how large its steps are"
+                f"job {job.user_name} was never read, so its global batch is not known: start its "
+                "trainers once, or register the mixture with these weights"
+            )
+        if len(request.reason) > MAX_REASON:
+            raise InvalidArgument(
+                f"a reason of {len(request.reason)} characters: give one of at most {MAX_REASON}"
             )
         change = ev.ScheduleChange(reason=request.reason, who=who)
-        if request.weights:
-            change.shares.extend(self._shares(job, request))
         schedule = self._schedule(job)
-        if request.stop:
-            first, stop = request.from_step, request.stop
-            if not 0 <= first < stop:
-                raise InvalidArgument(
-                    f"steps {first} to {stop} are none to skip: give the first one, and the one "
-                    "behind the last"
-                )
-            place = schedule.place_of(first * job.step)
-            change.skipped = schedule.place_of(stop * job.step) - place
-        elif request.HasField("from_step"):
-            place = schedule.place_of(request.from_step * job.step)
+        first, stop = request.from_step, request.stop
+        if not 0 <= first <= MAX_STEP or (stop and not first < stop <= MAX_STEP):
+            raise InvalidArgument(
+                f"from_step={first} and stop={stop}: give a first step from 0 to {MAX_STEP}, and "
+                "one behind it to skip what is before that"
+            )
+        if not request.stop and not request.HasField("from_step"):
+            await self._earliest(job, request, change, numbered)
+            return self._response(job, change.place)
+        change.place = schedule.place_of(first * job.step)
+        if stop:
+            change.skipped = schedule.place_of(stop * job.step) - change.place
+            self._require_new(job, change)
         else:
-            return self._response(job, await self._earliest(job, change, numbered, schedule))
-        change.place = place
+            change.shares.extend(self._shares(job, request, change.place))
         if (furthest := await self._propose(job, change, numbered)) is not None:
             earliest = -(-schedule.position_of(furthest) // job.step)
             raise FailedPrecondition(
-                f"step {schedule.position_of(place) // job.step} of job {job.user_name} is past: "
-                f"its trainers were given all before step {earliest} already; give a step some "
-                "way behind that, or none for the earliest one that is possible"
+                f"step {request.from_step} of job {job.user_name} is past: its trainers were given "
+                f"all before step {earliest} already; give a step some way behind that, or none "
+                "for the earliest one that is possible"
             )
-        return self._response(job, place)
+        return self._response(job, change.place)
 
     async def _earliest(
         self,
         job: Job,
+        request: pb.ChangeScheduleRequest,
         change: ev.ScheduleChange,
         numbered: tuple[str, int] | None,
-        schedule: Schedule,
-    ) -> int:
-        """Change as early as possible. Returns the place."""
-        furthest: int | None = max((c.position or 0 for c in self._readers(job)), default=0)
+    ) -> None:
+        """Make the change as early as possible."""
+        if not (readers := self._readers(job)):
+            raise FailedPrecondition(
+                f"nobody reads job {job.user_name}, so its next step is not known: give from_step, "
+                "at or behind the step that its trainers go on with"
+            )
+        furthest: int | None = max(reader.position or 0 for reader in readers)
         ahead = 1
         for _ in range(TRIES):
+            schedule = self._schedule(job)
             assert furthest is not None
             step = -(-schedule.position_of(furthest) // job.step) + ahead
             change.place = schedule.place_of(step * job.step)
+            change.shares[:] = self._shares(job, request, change.place)
             if (furthest := await self._propose(job, change, numbered)) is None:
-                return change.place
+                return
             ahead *= 4
         raise FailedPrecondition(
             f"the trainers of job {job.user_name} are too fast to be told of step {step} before "
@@ -159,9 +177,11 @@ class ScheduleChanges:
             here = set() if iteration is None else iteration.consumers
             return not here or here <= proposal.answers.keys() or proposal.refused() is not None
 
-        self._decider.look_again()
-        await self._decider.wait_until(is_over, ANSWER_MS)
-        try:
+        try:  # a caller that has gone cancels this
+            self._decider.look_again()
+            await self._decider.wait_until(is_over, ANSWER_MS)
+            if self._decider.stopped.is_set():
+                raise self._decider.unavailable()
             if (furthest := proposal.refused()) is None:
                 self._require_all(job)
                 silent = [r for r in self._readers(job) if r.consumer_id not in proposal.answers]
@@ -173,17 +193,11 @@ class ScheduleChanges:
                         "once they do, or once they were replaced"
                     )
                 await self._decide(job, change, numbered, proposal.answers)
-        except Unavailable:
-            raise  # it may hold: consumers wait for who knows
-        except BaseException:
-            self._end(iteration_id)
-            raise
-        self._end(iteration_id)
+        finally:
+            if not self._decider.stopped.is_set():  # else it may hold: consumers wait for who knows
+                self._proposals.pop(iteration_id, None)
+                self._decider.look_again()
         return furthest
-
-    def _end(self, iteration_id: int) -> None:
-        self._proposals.pop(iteration_id, None)
-        self._decider.look_again()
 
     async def _decide(
         self,
@@ -207,6 +221,18 @@ class ScheduleChanges:
                 "or none is"
             )
 
+    def _require_new(self, job: Job, skip: ev.ScheduleChange) -> None:
+        """Raises AlreadyExists if the last change was the same skip: somebody repeats himself."""
+        last = job.changes[-1] if job.changes else None
+        if last is None or not last.skipped:
+            return
+        ends = (last.place + last.skipped, last.skipped, last.reason)
+        if ends == (skip.place, skip.skipped, skip.reason):
+            raise AlreadyExists(
+                f"job {job.user_name} leaves out these steps already; to leave out as many behind "
+                "them, give another reason"
+            )
+
     def _readers(self, job: Job) -> list[Consumer]:
         state = self._decider.state
         its = (state.iterations[number] for number in job.iterations.values())
@@ -228,21 +254,19 @@ class ScheduleChanges:
         sources = self._decider.state.datasets[job.dataset_id].outline.mixture.sources
         return Schedule([s.share for s in sources], map(change_message, job.changes))
 
-    def _shares(self, job: Job, request: pb.ChangeScheduleRequest) -> tuple[int, ...]:
-        """Those that the weights make, which sources that they do not name keep."""
+    def _shares(self, job: Job, request: pb.ChangeScheduleRequest, place: int) -> tuple[int, ...]:
+        """Those that the weights make, beside those that the other sources have at this place."""
         sources = self._decider.state.datasets[job.dataset_id].outline.mixture.sources
         names = [source.name for source in sources]
         weights = {each.source: each.weight for each in request.weights}
         if unknown := [name for name in weights if name not in names]:
             raise InvalidArgument(
-                f"{unknown} are no sources of job {job.user_name}, which has {names}"
+                f"the mixture of job {job.user_name} has no source {unknown}: its sources are "
+                f"{names}"
             )
-        now = [source.share for source in sources]
-        for change in job.changes:
-            now = change.shares or now
-        total = sum(now)
+        now = self._schedule(job).shares_at(place)
         return shares(
-            [weights.get(name, share / total) for name, share in zip(names, now, strict=True)]
+            [weights.get(name, share / SHARES) for name, share in zip(names, now, strict=True)]
         )
 
     def _response(self, job: Job, place: int) -> pb.ChangeScheduleResponse:

@@ -208,12 +208,13 @@ class DispatcherServicer:
                 read = pb.GetDatasetRequest(dataset_id=source.dataset_id)
                 self._permissions.check("GetDataset", read, state)
         definition = mixture(state, request.mixture)
-        first = find_dataset(state, request.mixture[0].dataset_id)
-        if compresses(first.outline):
+        found = [find_dataset(state, source.dataset_id) for source in request.mixture]
+        if packed := [dataset.dataset_id for dataset in found if compresses(dataset.outline)]:
             raise InvalidArgument(
-                f"dataset {first.dataset_id} compresses its elements itself, and no source of a "
-                'mixture may: register it with another compression than "SNAPPY"'
+                f"datasets {packed} compress their elements themselves, and no source of a mixture "
+                'may: register them with another compression than "SNAPPY"'
             )
+        first = found[0]
         spec = metadata_of(first.outline.metadata).element_spec
         definition.metadata = encode_metadata(spec, INFINITE_CARDINALITY)
         stored_sources = ev.Mixture(sources=definition.mixture.sources).SerializeToString()

@@ -90,6 +90,8 @@ class GarbageCollector:
                 being_read.add(job.dataset_id)
             elif never_read or is_old(job.used_ms, unused_ms):
                 unused.append(c.RemoveJob(job_id=job.job_id))
+        for dataset in state.datasets.values():
+            being_read |= {source.dataset_id for source in dataset.outline.mixture.sources}
         unused.extend(
             c.RemoveDataset(dataset_id=dataset.dataset_id)
             for dataset in state.datasets.values()

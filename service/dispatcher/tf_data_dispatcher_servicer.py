@@ -140,8 +140,9 @@ class TfDataDispatcherServicer:
     async def get_dataset_def(self, request: pb.GetDatasetDefRequest) -> pb.GetDatasetDefResponse:
         dataset = find_dataset(self._dispatcher.state, request.dataset_id)
         if (kind := dataset.outline.WhichOneof("kind")) != "tf_data_graph":
+            what = "mixture" if kind == "mixture" else "Python dataset"
             raise Unimplemented(
-                f"dataset {request.dataset_id} is a {kind}, which has no graph: run it on "
+                f"dataset {request.dataset_id} is a {what}, which has no graph: run it on "
                 "Forebay's workers"
             )
         async with self._dispatcher.graphs.pieces.turn(dataset.graph_bytes):

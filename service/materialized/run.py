@@ -154,6 +154,8 @@ def _plan_of(
 def _splits_of(dataset_id: str, dataset: pb.GetDatasetResponse) -> int:
     definition = dataset.definition
     why = definition.unsplittable
+    if definition.HasField("mixture"):
+        why = "it is a mixture, which has no end: materialize its sources"
     if definition.HasField("tf_data_graph"):
         why = why or indivisible(dataset.graph, definition.sources)
     if why:

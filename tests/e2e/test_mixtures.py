@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,10 +22,11 @@ from forebay.service.errors import (
     NotFound,
     Unimplemented,
 )
-from forebay.service.picks import Picks, shares
+from forebay.service.picks import shares
 from forebay.storage import FileStorage
 
 from ..ordered_reads import At, Cluster, read, stop_and_continue_worker, uneven_numbers
+from ..picked import picked
 
 ORDER: dict[str, Any] = {"seed": 7, "cycle_length": 3, "block_length": 2}
 WEIGHTS = {"books": 0.1, "code": 0.3, "web": 0.6}
@@ -62,11 +64,12 @@ def mixture(cluster: Cluster, sources: dict[str, str]) -> str:
     return service.register_mixture(cluster.target, weighted)
 
 
-def stream(cluster: Cluster, dataset_id: str) -> Iterator[int]:
+def stream(cluster: Cluster, dataset_id: str, **order: Any) -> Iterator[int]:
     """The numbers of a source read by itself, epoch by epoch."""
     position = 0
     while True:
-        epoch = read(cluster.target, dataset_id, start_position=position, **ORDER).numbers
+        how = {**ORDER, **order, "start_position": position}
+        epoch = read(cluster.target, dataset_id, **how).numbers
         position += len(epoch)
         yield from epoch
 
@@ -76,8 +79,8 @@ def expected(cluster: Cluster, sources: dict[str, str]) -> list[int]:
     """Each position's element: the next one of the source that it picks, read by itself."""
     names = sorted(WEIGHTS)
     streams = [stream(cluster, sources[name]) for name in names]
-    picked = Picks(shares([WEIGHTS[name] for name in names])).sources(0, STEPS + 600)
-    return [next(streams[source]) for source in picked.tolist()]
+    found = picked(shares([WEIGHTS[name] for name in names]), 0, STEPS + 600)
+    return [next(streams[source]) for source in found.tolist()]
 
 
 def test_each_source_keeps_its_own_order(
@@ -195,7 +198,7 @@ class TestBadInput:
             read(cluster.target, mixture, steps=10, **ORDER)
 
 
-class Schedule:
+class Oracle:
     """What positions have, with changes of weights and steps that are left out: an oracle of walks.
 
     It walks along the line, position by position, and asks nothing of service/schedule.py."""
@@ -208,13 +211,13 @@ class Schedule:
         """The elements of the places up to this one have these weights."""
         names = sorted(weights)
         count = until - len(self.line)
-        for source in Picks(shares([weights[name] for name in names])).sources(0, count).tolist():
+        for source in picked(shares([weights[name] for name in names]), 0, count).tolist():
             self.line.append(next(self.streams[names[source]]))
 
 
 @pytest.fixture
-def oracle(cluster: Cluster, sources: dict[str, str]) -> Schedule:
-    return Schedule({name: stream(cluster, dataset) for name, dataset in sources.items()})
+def oracle(cluster: Cluster, sources: dict[str, str]) -> Oracle:
+    return Oracle({name: stream(cluster, dataset) for name, dataset in sources.items()})
 
 
 STEP = 24
@@ -223,7 +226,7 @@ CHANGED = {"books": 0.1, "code": 0.3, "web": 0.05}
 
 class TestChanges:
     def test_weights_change_at_a_step_for_all_who_read(
-        self, cluster: Cluster, mixture: str, oracle: Schedule
+        self, cluster: Cluster, mixture: str, oracle: Oracle
     ) -> None:
         steps: list[int] = []
 
@@ -249,6 +252,28 @@ class TestChanges:
         oracle.walk(CHANGED, steps[1] * STEP)
         total = sum(CHANGED.values())  # the others keep what they have, in units of the whole
         oracle.walk({**{n: w / total for n, w in CHANGED.items()}, "web": 0.05}, 60 * STEP)
+        assert got.numbers == oracle.line
+
+    @pytest.mark.usefixtures("small_windows")
+    def test_a_change_in_the_midst_of_large_rounds(
+        self, cluster: Cluster, sources: dict[str, str], mixture: str
+    ) -> None:
+        """Rounds that are planned in parts are dealt anew."""
+        large = {"cycle_length": 4, "block_length": 40}
+        oracle = Oracle({name: stream(cluster, of, **large) for name, of in sources.items()})
+        at = {
+            number: functools.partial(
+                service.change_weights, cluster.target, "large", {"web": web}, from_step=number + 9
+            )
+            for number, web in ((4, 0.2), (20, 0.9), (30, 0.03))
+        }
+        how = {**ORDER, **large, "batch_size": 8, "job_name": "large", "at": at}
+        got = read(cluster.target, mixture, 3, steps=60, in_lockstep=True, **how)
+        weights = dict(WEIGHTS)
+        for until, web in ((13, 0.2), (29, 0.9), (39, 0.03), (60, 0.0)):
+            oracle.walk(weights, until * STEP)
+            total = sum(weights.values())
+            weights = {**{name: w / total for name, w in weights.items()}, "web": web}
         assert got.numbers == oracle.line
 
     def test_a_change_is_refused_once_its_step_was_given(
@@ -284,7 +309,7 @@ class TestChanges:
         assert by_step.numbers == expected[52 * STEP : 57 * STEP]
 
     def test_a_change_outlives_its_dispatcher(
-        self, cluster: Cluster, mixture: str, oracle: Schedule
+        self, cluster: Cluster, mixture: str, oracle: Oracle
     ) -> None:
         def change() -> None:
             assert (
@@ -308,6 +333,15 @@ class TestChanges:
             job_name="outlives", **ORDER,
         )  # fmt: skip
         assert more.numbers == oracle.line[30 * STEP :]
+        assert len(str(state)) < 300
+        for job in ("another", "outlives"):
+            if job == "outlives":  # a change before the state, that was decided behind it
+                service.change_weights(cluster.target, job, {"web": 9}, from_step=5)
+            with pytest.raises(FailedPrecondition, match="a job whose weights changed otherwise"):
+                read(
+                    cluster.target, mixture, steps=1, batch_size=24, state=state, job_name=job,
+                    **ORDER,
+                )  # fmt: skip
 
     def test_bad_input(self, cluster: Cluster, mixture: str) -> None:
         read(cluster.target, mixture, steps=2, batch_size=24, job_name="bad", **ORDER)
@@ -316,14 +350,22 @@ class TestChanges:
             (("no-such", {"web": 1}), NotFound, "no job 'no-such'"),
             (("bad", {}), InvalidArgument, "give a dict"),
             (("bad", {"web": -1}), InvalidArgument, "weight is -1"),
-            (("bad", {"wbe": 1}), InvalidArgument, "'wbe'.* are no sources"),
-            (("bad", dict.fromkeys(WEIGHTS, 0)), InvalidArgument, "all 0"),
+            (("bad", {"wbe": 1}), FailedPrecondition, "its next step is not known"),
         ):
             with pytest.raises(error, match=match):
                 change(cluster.target, *arguments)
+        for weights, match in (
+            ({"wbe": 1}, "no source .'wbe'"),
+            (dict.fromkeys(WEIGHTS, 0), "all 0"),
+        ):
+            with pytest.raises(InvalidArgument, match=match):
+                change(cluster.target, "bad", weights, from_step=7)
         change(cluster.target, "bad", {"web": 2}, from_step=7, reason="mine")
         with pytest.raises(AlreadyExists, match="a change there already, 'mine'"):
             change(cluster.target, "bad", {"web": 3}, from_step=7)
+        assert service.skip_steps(cluster.target, "bad", 3, 5) == 3
+        with pytest.raises(AlreadyExists, match="leaves out these steps already"):
+            service.skip_steps(cluster.target, "bad", 3, 5)
         with pytest.raises(InvalidArgument, match="first=5 and stop=5"):
             service.skip_steps(cluster.target, "bad", 5, 5)
         numbers = service.register_dataset(cluster.target, uneven_numbers(300))

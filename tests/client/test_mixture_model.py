@@ -1,0 +1,240 @@
+"""A mixture's consumers, against a walk along the line: any sources, groups, changes and workers.
+
+The workers are this test's: they answer in any order, some of what they are asked, at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.blocks import Block, Component
+from forebay.service.client import read_ahead
+from forebay.service.client.mixtures import MixtureMode
+from forebay.service.client.positions import OrderedRead
+from forebay.service.delivery import EndOfSlice, Slice
+from forebay.service.delivery.read_requests import MAX_INDEX
+from forebay.service.order import epoch_order
+from forebay.service.picks import shares
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.schedule import Schedule
+
+from ..picked import picked
+
+TASK, EACH = 5, 1000  # an element is its bundle's number times EACH, and its index
+
+
+class Worker:
+    """One worker's client and link, and what it was asked for."""
+
+    def __init__(self) -> None:
+        self.client = self
+        self.reading: set[int] = set()
+        self.asked: dict[tuple[int, int], Slice] = {}
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def read(self, task_id: int, request: Slice, number: int) -> None:
+        self.asked[task_id, number] = request
+
+    def stop_task(self, task_id: int, number: int) -> None:
+        self.asked.pop((task_id, number), None)
+
+    def taken(self, *_: Any) -> None:
+        """Credit is not bounded."""
+
+
+class OneLink:
+    """A consumer's links: one."""
+
+    def __init__(self) -> None:
+        self.worker = Worker()
+
+    def all(self) -> list[tuple[int, Worker]]:
+        return [(1, self.worker)]
+
+    def get(self, _: int) -> Worker:
+        return self.worker
+
+    open = get
+
+    def reachable(self, tasks: Any) -> list[pb.TaskInfo]:
+        return list(tasks)
+
+    def start(self) -> None:
+        """It is connected."""
+
+
+class Mixture:
+    """Sources by the lengths of their bundles, their weights, and how they are read."""
+
+    def __init__(self, seed: int) -> None:
+        self.rnd = rnd = random.Random(seed)
+        sources = range(rnd.randint(1, 4))
+        self.lengths = [
+            [rnd.choice([0, 1, 3, 7, 20]) for _ in range(rnd.randint(1, 12))] for _ in sources
+        ]
+        for lengths in self.lengths:
+            lengths[0] = lengths[0] or 2
+        self.shares = self.weights()
+        self.spec: dict[str, Any] = {
+            "seed": seed, "shuffle": rnd.random() < 0.7, "cycle_length": rnd.choice([1, 2, 3, 16]),
+            "block_length": rnd.choice([1, 2, 5]),
+        }  # fmt: skip
+        self.firsts = [sum(map(len, self.lengths[:n])) for n in range(len(self.lengths) + 1)]
+        self.changes: list[ev.ScheduleChange] = []
+
+    def weights(self) -> tuple[int, ...]:
+        found = [self.rnd.choice([0, 1, 1, 10, 0.01, 0.002, 300]) for _ in self.lengths]
+        return shares(found if sum(found) else [1] * len(found))
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(self.shares, self.changes)
+
+    def change(self, place: int, step: int) -> ev.ScheduleChange:
+        if self.rnd.random() < 0.5:
+            return ev.ScheduleChange(place=place, shares=self.weights())
+        return ev.ScheduleChange(place=place, skipped=self.rnd.choice([1, step, 60 * step]))
+
+    def source(self, number: int) -> Iterator[int]:
+        """Its elements, as if it were read by itself."""
+        lengths, epoch = self.lengths[number], 0
+        while True:
+            order = ev.OrderSpec(bundles=len(lengths), **self.spec)
+            bundles, epoch_of = epoch_order(order, lengths, epoch)
+            places, indexes = epoch_of.elements(0, epoch_of.known_until)
+            first = epoch * self.firsts[-1] + self.firsts[number]
+            yield from ((first + bundles[places]) * EACH + indexes).tolist()
+            epoch += 1
+
+    def line(self, until: int) -> list[int]:
+        """What stands at the places before this one that are not left out."""
+        stretches = [(0, self.shares)]
+        left_out: set[int] = set()
+        for change in self.changes:
+            if change.skipped:
+                left_out |= {*range(change.place, min(until, change.place + change.skipped))}
+            else:
+                kept = [each for each in stretches if each[0] < change.place]
+                stretches = [*kept, (change.place, tuple(change.shares))]
+        elements = [self.source(number) for number in range(len(self.lengths))]
+        found: list[int] = []
+        stops = [*(first for first, _ in stretches[1:]), until]
+        for (first, here), stop in zip(stretches, stops, strict=True):
+            sources = picked(here, 0, max(0, min(stop, until) - first)).tolist()
+            found += [next(elements[source]) for source in sources]
+        return [element for place, element in enumerate(found) if place not in left_out]
+
+
+class Consumer:
+    """One of a group, and its worker."""
+
+    def __init__(self, mixture: Mixture, known: Sequence[bool], **how: Any) -> None:
+        sources = tuple((str(number), share) for number, share in enumerate(mixture.shares))
+        read = OrderedRead(sources=sources, **how, **mixture.spec)
+        sizes = [len(lengths) for lengths in mixture.lengths]
+        self.lengths = [length for lengths in mixture.lengths for length in lengths]
+        joined = pb.JoinIterationResponse(
+            order=ev.OrderSpec(bundles=sum(sizes), source_bundles=sizes, **mixture.spec),
+            lengths=[n if k else -1 for n, k in zip(self.lengths, known, strict=True)],
+            news=pb.ConsumerHeartbeatResponse(version=1, changes=mixture.changes),
+        )
+        links = OneLink()
+        self.mixture, self.worker = mixture, links.worker
+        self.mode = MixtureMode(read, links, joined)  # type: ignore[arg-type]
+        news = pb.ConsumerHeartbeatResponse(version=1)
+        news.tasks.add(task_id=TASK, worker_uid=1, worker_address="a")
+        self.mode.update(news)
+        self.got: list[int] = []
+
+    def take(self, until: int) -> None:
+        while len(self.got) < until and (taken := self.mode.take()) is not None:
+            values = taken[0].components[0].values
+            assert isinstance(values, np.ndarray)
+            self.got += values.tolist()
+
+    def hear(self, **news: Any) -> None:
+        self.mode.answered(pb.ConsumerHeartbeatResponse(**news))
+
+    def serve(self, part: float) -> None:
+        """The worker answers some of what it was asked."""
+        rnd = self.mixture.rnd
+        for key in [key for key in self.worker.asked if rnd.random() < part]:
+            if (request := self.worker.asked.pop(key, None)) is not None:
+                self._answer(key, request)
+
+    def _answer(self, key: tuple[int, int], request: Slice) -> None:
+        length = self.lengths[request.bundle % len(self.lengths)]
+        for first, count in zip(request.runs[::2], request.runs[1::2], strict=True):
+            indexes = np.arange(first, min(first + count, length))
+            if len(indexes):
+                values = Component(request.bundle * EACH + indexes)
+                block = Block(len(indexes), (values,), request.bundle, first)
+                self.mode.deliver(self.worker, key, block)  # type: ignore[arg-type]
+        known = max(request.stop, request.enough, request.until + 1, request.known + 1)
+        is_all = request.known >= MAX_INDEX or (length <= known and not request.runs)
+        ended = EndOfSlice(request.bundle, length if is_all else min(length, known), is_all)
+        self.mode.end(key, ended)
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(20), *(pytest.param(n, marks=pytest.mark.long) for n in range(20, 300))]
+)
+def test_it_is_the_walk(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    mixture = Mixture(seed)
+    rnd = mixture.rnd
+    window = rnd.choice([200, 2000, 64 << 20])
+    monkeypatch.setattr(read_ahead, "WINDOW_BYTES", window)
+    monkeypatch.setattr(read_ahead, "EARLY_BYTES", window // 8)
+    consumers, batch = rnd.choice([1, 2, 3]), rnd.choice([1, 2, 5, 12])
+    step, goal = consumers * batch, rnd.randint(20, 60) * batch
+    start = rnd.choice([0, 0, step * rnd.randint(0, 100), rnd.randint(0, 1000)])
+    share = rnd.choice([0, 0.5, 1, 1])
+    known = [rnd.random() < share for _ in range(mixture.firsts[-1])]
+    for _ in range(rnd.choice([0, 0, 1, 3])):  # while nobody reads
+        place = mixture.schedule.place_of(rnd.randint(0, 60) * step)
+        mixture.changes.append(mixture.change(place, step))
+    how = {"batch_size": batch, "num_consumers": consumers, "start_position": start}
+    group = [Consumer(mixture, known, consumer_index=n, **how) for n in range(consumers)]
+    begin = mixture.schedule.position_of(start)
+    next_change = rnd.randint(0, 30)
+    for now in range(20_000):
+        for each in rnd.sample(group, consumers):
+            each.take(goal if rnd.random() < 0.3 else min(goal, len(each.got) + 1))
+            each.serve(rnd.choice([0, 0.5, 1]))
+            if rnd.random() < 0.02:
+                each.mode._plan_anew()
+        if now == next_change and len(mixture.changes) < 8:
+            _change(mixture, group, step)
+            next_change = now + rnd.choice([1, 1, 2, 5, 30])
+        if all(len(each.got) >= goal for each in group):
+            break
+    until = begin + goal * consumers
+    skipped = sum(change.skipped for change in mixture.changes)
+    expected = mixture.line(until + skipped)[begin:until]
+    for number, each in enumerate(group):
+        mine = [e for at, e in enumerate(expected) if at // batch % consumers == number]
+        assert each.got[:goal] == mine
+
+
+def _change(mixture: Mixture, group: list[Consumer], step: int) -> None:
+    """Propose a change some way behind who is furthest, and decide it if all agree."""
+    rnd, schedule = mixture.rnd, mixture.schedule
+    furthest = max(each.mode._taken for each in group)
+    place = schedule.place_of(furthest + rnd.choice([0, 0, 1, step, 5 * step]))
+    change = mixture.change(place, step)
+    for each in group:
+        each.hear(proposal=pb.Proposal(number=1 + len(mixture.changes), place=place))
+    refused = any(each.mode._answer.place > place for each in group)
+    for each in group:
+        each.hear(changes=[] if refused else [change])
+    if not refused:
+        mixture.changes.append(change)
