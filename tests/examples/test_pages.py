@@ -1,4 +1,4 @@
-"""Every Python block of README and of the pages on frameworks, executors, TensorFlow Datasets and
+"""Every Python block of README and of the pages on frameworks, executors, mixtures, TFDS and
 ordered reading runs as it stands.
 
 A block is one of three things: a part of a file in examples/, which test_examples.py runs; a
@@ -28,6 +28,7 @@ __all__ = ["frameworks", "target"]
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     ROOT / "README.md",
+    ROOT / "docs/mixtures.md",
     ROOT / "docs/ordered.md",
     ROOT / "docs/executors.md",
     ROOT / "docs/tfds.md",
