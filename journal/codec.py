@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 from ..storage import Corrupt, NewerFormat
 from .proto.events_pb2 import Event
 
-FORMAT = 2
+FORMAT = 1
 """The format of the events that this version writes. It reads this and every earlier format."""
 
 

@@ -161,9 +161,9 @@ def _verify_log(
                     )
                 if led is None or kind not in ENDINGS:
                     led = record.term
-                registered = event.dataset_registered
-                if digest := stored(registered.definition).blob:
-                    blobs[registered.dataset_id] = digest
+                for registered in (event.dataset_registered, event.mixture_registered):
+                    if digest := stored(registered.definition).blob:
+                        blobs[registered.dataset_id] = digest
                 if event.HasField("dataset_removed"):
                     blobs.pop(event.dataset_removed.dataset_id, None)
     except Corrupt as error:

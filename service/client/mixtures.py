@@ -62,8 +62,7 @@ class SourceDeal:
 
     def positions(self, offsets: Ints) -> Ints:
         """Of elements at these offsets in the epoch, of those that `mine` was last asked for."""
-        first, positions = self._last
-        return positions[offsets - first]
+        return self._last[1][offsets - self._last[0]]
 
 
 class SourceInOrder:

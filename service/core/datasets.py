@@ -98,7 +98,9 @@ def _register_dataset(state: State, command: RegisterDataset) -> Decision:
     registered = ev.DatasetRegistered(
         dataset_id=dataset_id, definition=command.definition, graph_bytes=command.graph_bytes
     )
-    return Decision([ev.Event(dataset_registered=registered)], dataset_id)
+    kind = "mixture" if command.definition.HasField("mixture") else "dataset"
+    event = ev.Event(**{f"{kind}_registered": registered})  # type: ignore[arg-type]
+    return Decision([event], dataset_id)
 
 
 def _known(dataset_id: str, command: RegisterDataset) -> Decision:
@@ -301,6 +303,7 @@ DECIDE: Decide = {
 }
 EVENTS: Events = {
     "dataset_registered": EventKind(_dataset_registered),
+    "mixture_registered": EventKind(_dataset_registered),
     "dataset_used": EventKind(_dataset_used),
     "dataset_removed": EventKind(_dataset_removed, answer=itself),
     "blob_deleted": EventKind(_blob_deleted),
