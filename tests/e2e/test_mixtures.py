@@ -31,6 +31,7 @@ from ..picked import picked
 ORDER: dict[str, Any] = {"seed": 7, "cycle_length": 3, "block_length": 2}
 WEIGHTS = {"books": 0.1, "code": 0.3, "web": 0.6}
 STEPS = 1_500
+STEP = 24
 
 
 @pytest.fixture
@@ -154,6 +155,17 @@ def test_a_read_begins_anywhere(cluster: Cluster, mixture: str, expected: list[i
         assert got.numbers == expected[start : start + 300]
 
 
+def test_tensorflow_reads_the_same(cluster: Cluster, mixture: str, expected: list[int]) -> None:
+    for first in (0, 5):
+        dataset = service.from_dataset_id(
+            "parallel_epochs", cluster.target, mixture, ordered=True, batch_size=STEP,
+            start_step=first, job_name=f"tf {first}", **ORDER,
+        )  # fmt: skip
+        assert dataset.cardinality() == tf.data.INFINITE_CARDINALITY
+        batches = dataset.take(6).as_numpy_iterator()
+        assert np.concatenate([*batches]).tolist() == expected[first * STEP : (first + 6) * STEP]
+
+
 class TestBadInput:
     def test_registration(self, cluster: Cluster, sources: dict[str, str], mixture: str) -> None:
         web = sources["web"]
@@ -220,7 +232,6 @@ def oracle(cluster: Cluster, sources: dict[str, str]) -> Oracle:
     return Oracle({name: stream(cluster, dataset) for name, dataset in sources.items()})
 
 
-STEP = 24
 CHANGED = {"books": 0.1, "code": 0.3, "web": 0.05}
 
 
