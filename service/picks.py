@@ -111,9 +111,8 @@ class Picks:
     """The picks of sources with these shares, which add up to SHARES."""
 
     def __init__(self, found: Sequence[int]) -> None:
-        self._root = _tree(found)
         self._paths: list[list[_Step] | None] = [None] * len(found)  # from the root
-        self._note_paths(self._root, [])
+        self._note_paths(_tree(found), [])
 
     def _note_paths(self, node: _Node, path: list[_Step]) -> None:
         if isinstance(node, int):

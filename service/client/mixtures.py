@@ -423,14 +423,7 @@ class MixtureMode(InOrder):
             return
         self._is_stale = self._is_full = self._is_bounded = False
         sources, is_moved = self._sources.values(), True
-        while is_moved:
-            window = self._ahead.elements()
-            if self._portions.is_waiting and self._portions.elements > window // 2:
-                self._is_full, self._refill_at = True, window // 2
-                break
-            if self._portions.is_waiting and self._outstanding() >= MAX_REQUESTS:
-                self._is_bounded = True
-                break
+        while is_moved and self._has_room():
             self._ahead.grow()
             for source in sources:
                 source.plan(self._until + self._ahead.rounds())

@@ -141,6 +141,16 @@ class InOrder(BundlesMode):
             self._holds_back and not self._portions.has_before(self.epoch.limit(self._next))
         )
 
+    def _has_room(self) -> bool:
+        """Whether to plan more; if not, it notes why."""
+        half = self._ahead.elements() // 2
+        if self._portions.is_waiting:
+            if self._portions.elements > half:
+                self._is_full, self._refill_at = True, half
+            elif self._outstanding() >= MAX_REQUESTS:
+                self._is_bounded = True
+        return not (self._is_full or self._is_bounded)
+
     def _outstanding(self) -> int:
         """How many slices of elements are: all of these end, also if the trainer takes nothing."""
         return len(self._slices.requests) - self._queries()
@@ -271,14 +281,7 @@ class OrderedMode(InOrder):
         order = self.epoch.order
         while not order.ended(self._planned.round):
             rounds = order.known_until - self._planned.round
-            window = self._ahead.elements()
-            if rounds <= 0:
-                break
-            if self._portions.is_waiting and self._portions.elements > window // 2:
-                self._is_full, self._refill_at = True, window // 2
-                break
-            if self._portions.is_waiting and self._outstanding() >= MAX_REQUESTS:
-                self._is_bounded = True
+            if rounds <= 0 or not self._has_room():
                 break
             self._ahead.grow()
             wanted = self._ahead.rounds()
@@ -289,7 +292,8 @@ class OrderedMode(InOrder):
             ):
                 self._holds_back = True  # more will be known soon
                 break
-            self._ask_for_rounds(self._planned.round + min(rounds, wanted), window)
+            last = self._planned.round + min(rounds, wanted)
+            self._ask_for_rounds(last, self._ahead.elements())
         self._query()
 
     def _ask_for_rounds(self, last: int, most: int) -> None:

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from typer.testing import CliRunner, Result
 
 from forebay import service
+from forebay.service.cli import app
 from forebay.service.cli.audit import _replayed
 from forebay.service.cli.audit_ordered import OrderedAnswers
 from forebay.service.client import portions, read_ahead
@@ -353,6 +355,27 @@ class TestChanges:
                     cluster.target, mixture, steps=1, batch_size=24, state=state, job_name=job,
                     **ORDER,
                 )  # fmt: skip
+
+    def test_the_commands(self, cluster: Cluster, mixture: str) -> None:
+        read(cluster.target, mixture, steps=2, batch_size=24, job_name="by hand", **ORDER)
+
+        def job(*arguments: str) -> Result:
+            return CliRunner().invoke(
+                app, ["job", arguments[0], cluster.target, "by hand", *arguments[1:]]
+            )
+
+        done = job("weights", "web=2", "--from-step", "9", "--reason", "more of it")
+        assert (done.exit_code, done.output) == (
+            0,
+            "job by hand has these weights from step 9 on\n",
+        )
+        done = job("skip", "4", "6")
+        assert (done.exit_code, done.output) == (0, "job by hand leaves out the steps 4 to 5\n")
+        assert job("weights", "web").exit_code == 2
+        assert job("weights", "web=1", "--from-step", "-1").exit_code == 2
+        _, histories, _ = _replayed(FileStorage(cluster.journal))
+        (found,) = (h.job for h in histories.jobs.values() if h.job.user_name == "by hand")
+        assert [(c.skipped, c.reason) for c in found.changes] == [(0, "more of it"), (2 * STEP, "")]
 
     def test_bad_input(self, cluster: Cluster, mixture: str) -> None:
         read(cluster.target, mixture, steps=2, batch_size=24, job_name="bad", **ORDER)
