@@ -1,10 +1,10 @@
-"""The schedule of a mixture: which element of which source each position has, with all changes.
+"""The schedule of an ordered job: which element of which source each position has.
 
-Changes stand on the *line*, which has every element that the mixture would have if nothing were
-left out. From a place on the line on, the sources have other shares; or a stretch of it is left
-out. *Positions* count what is read: those behind a stretch of n that is left out have what stands n
-further on the line. So a place on the line keeps its element, whatever is left out before it, and
-saved states name places.
+A dataset by itself is one source. Changes stand on the *line*, which has every element that the job
+would read if nothing were left out. From a place on the line on, the sources have other shares; or
+a stretch of it is left out. *Positions* count what is read: those behind a stretch of n that is
+left out have what stands n further on the line. So a place on the line keeps its element, whatever
+is left out before it, and saved states name places.
 
 Each source's count goes on through changes: nothing of it is lost or comes twice.
 """
@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..journal.proto import events_pb2 as ev
+from .errors import InvalidArgument
 from .order import Ints
 from .picks import Picks
 
@@ -34,15 +35,21 @@ class _Stretch(NamedTuple):
 
 
 class Schedule:
-    """Of a mixture whose sources have these shares, with these changes by their places."""
+    """Of sources that have these shares, with these changes by their places. Its line begins at
+    `first` on that of the changes."""
 
-    def __init__(self, shares: Sequence[int], changes: Iterable[ev.ScheduleChange] = ()) -> None:
+    def __init__(
+        self, shares: Sequence[int], changes: Iterable[ev.ScheduleChange] = (), first: int = 0
+    ) -> None:
         self._stretches = [_Stretch(0, tuple(shares), Picks(shares), [0] * len(shares))]
         left_out: list[tuple[int, int]] = []
         for change in changes:
             if change.skipped:
-                left_out.append((change.place, change.place + change.skipped))
+                start, stop = change.place - first, change.place + change.skipped - first
+                if stop > 0:
+                    left_out.append((max(0, start), stop))
                 continue
+            assert not first, "sources have epochs of their own"
             counts = [self.count_before(change.place, s) for s in range(len(shares))]
             cut = bisect_right(self._stretches, change.place - 1, key=lambda each: each.first)
             new = tuple(change.shares)
@@ -57,6 +64,8 @@ class Schedule:
         self._stops = np.array([stop for _, stop in merged], np.int64)
         self._gone = np.array([*accumulate((b - a for a, b in merged), initial=0)], np.int64)
         self._cuts = (self._starts - self._gone[:-1]).tolist()  # positions at which one is left out
+        self.left_out = [(start, stop) for start, stop in merged]  # places, ascending
+        self.is_plain = len(shares) == 1 and not merged  # positions are places and elements
 
     # -- places and positions ------------------------------------------------------------------
 
@@ -119,3 +128,62 @@ class Schedule:
                 found.append(begin + picks.positions(source, first - counts[source], here))
                 first, count = first + here, count - here
         return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+
+class EpochSteps:
+    """The steps of a job, over all its epochs, as a group counts them that has read all before."""
+
+    def __init__(
+        self, schedule: Schedule, size: int, total: int | None = None, drop_remainder: bool = False
+    ) -> None:
+        """`size`: elements of a step; `total`: of an epoch, None if all is taken to be in one."""
+        self._schedule, self._size = schedule, size
+        self._total, self._drop = total, drop_remainder
+
+    def _steps(self, elements: int) -> int:
+        return elements // self._size if self._drop else -(-elements // self._size)
+
+    def of_epoch(self, number: int) -> int:
+        """How many steps the epoch has; its total is known."""
+        assert self._total is not None
+        ends = (self._schedule.position_of(n * self._total) for n in (number, number + 1))
+        return self._steps(-next(ends) + next(ends))
+
+    def before(self, number: int) -> int:
+        """How many steps the epochs before this one have."""
+        if not self._total:
+            return 0
+        regular = self._steps(self._total)
+        steps, odd = number * regular, set()
+        for start, stop in self._schedule.left_out:
+            first, last = start // self._total, (stop - 1) // self._total
+            odd |= {first, last}
+            steps -= regular * max(0, min(last, number) - first - 1)  # wholly left out
+        return steps - sum(regular - self.of_epoch(each) for each in odd if each < number)
+
+    def find(self, step: int) -> tuple[int, int]:
+        """The epoch of this step, and its first position there. Raises InvalidArgument."""
+        if self._total is None or not step:
+            return 0, step * self._size
+        if not (regular := self._steps(self._total)):
+            raise InvalidArgument(
+                f"start_step={step} of a dataset whose epochs have no whole step: they have "
+                f"{self._total} elements, and a step takes {self._size}"
+            )
+        gone = sum(-(-(stop - start) // self._total) + 1 for start, stop in self._schedule.left_out)
+        epochs = range(step // regular + gone + 2)
+        number = bisect_right(epochs, step, key=self.before) - 1
+        return number, (step - self.before(number)) * self._size
+
+    def place_of(self, step: int) -> int:
+        """Where on the line it begins. Raises InvalidArgument."""
+        epoch, position = self.find(step)
+        before = self._schedule.position_of(epoch * (self._total or 0))
+        return self._schedule.place_of(before + position)
+
+    def step_of(self, place: int) -> int:
+        """The first step that begins at this place or behind it."""
+        epoch = place // self._total if self._total else 0
+        before = self._schedule.position_of(epoch * (self._total or 0))
+        steps = -((before - self._schedule.position_of(place)) // self._size)
+        return self.before(epoch) + (min(steps, self.of_epoch(epoch)) if self._total else steps)

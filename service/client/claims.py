@@ -71,8 +71,8 @@ class ClaimsMode(BundlesMode):
     def __init__(self, links: Links, joined: pb.JoinIterationResponse, claimer: Claimer) -> None:
         self._spec, self._epoch = joined.order, joined.epoch
         self._claimer = claimer
-        self._slices = Slices(links, self._slice)
-        self._slices.begin_epoch(self._epoch * self._spec.bundles)
+        self.slices = Slices(links, self._slice)
+        self.slices.begin_epoch(self._epoch * self._spec.bundles)
         self._bundles = np.arange(self._spec.bundles)
         if self._spec.shuffle:
             self._bundles = permuted_many(
@@ -119,21 +119,21 @@ class ClaimsMode(BundlesMode):
             self._ask(claim)
             return
         del self._read[claim.place]
-        self._slices.forget(claim.place)
+        self.slices.forget(claim.place)
         self._claimer.done(claim.place)
         for active in self._active():
             self._ask(active)
 
     @property
     def patience_s(self) -> float:
-        return min(PACE_S, self._slices.patience_s)
+        return min(PACE_S, self.slices.patience_s)
 
     def has_ended(self) -> bool:
         return self._finished and not self._read
 
     def awaited(self) -> str:
-        if self._read or not self._slices.tasks:
-            return self._slices.awaited()
+        if self._read or not self.slices.tasks:
+            return self.slices.awaited()
         return "bundles to claim: other consumers have claimed the rest of the epoch"
 
     def final_reports(self, consumer_id: int, left: int) -> Iterable[tuple[Message, type[Message]]]:
@@ -164,7 +164,7 @@ class ClaimsMode(BundlesMode):
 
     def _begin(self) -> None:
         """Begin to read claims."""
-        if not self._slices.tasks:
+        if not self.slices.tasks:
             return
         missing = max(0, self._side_by_side - len(self._read))
         for place, cursor in self._claimer.begin(missing):
@@ -187,18 +187,18 @@ class ClaimsMode(BundlesMode):
         claim.asked += chunk
         claim.chunk = 2 * chunk
         claim.requests.append(request)
-        self._slices.ask(request)
+        self.slices.ask(request)
 
     def _in_window(self) -> int:
         """How many elements WINDOW_BYTES hold, as far as that is known."""
         return WINDOW_BYTES * self._came // max(1, self._came_bytes) if self._came else FIRST_CHUNK
 
     def _slice(self, request: Request) -> Slice:
-        place = self._slices.first_place + request.place
+        place = self.slices.first_place + request.place
         claim = self._read[request.place]
         first = request.runs[0]
         return Slice(
-            bundle=self._slices.first_place + int(self._bundles[request.place]),
+            bundle=self.slices.first_place + int(self._bundles[request.place]),
             place=place,
             runs=request.runs,
             until=claim.asked,
@@ -210,7 +210,7 @@ class ClaimsMode(BundlesMode):
 
     def deliver(self, client: Client, key: Key, block: Block) -> None:
         client.taken(block)  # no credit is needed: the requests bound the elements held here
-        request = self._slices.delivered(key, block)
+        request = self.slices.delivered(key, block)
         if request is None:
             return
         self._came += block.count
@@ -220,7 +220,7 @@ class ClaimsMode(BundlesMode):
             self._ask(claim)
 
     def end(self, key: Key, end: End) -> None:
-        ended = self._slices.ended(key, end)
+        ended = self.slices.ended(key, end)
         if ended is None:
             return
         request, said = ended
@@ -239,11 +239,11 @@ class ClaimsMode(BundlesMode):
 
     def update(self, news: News) -> None:
         self._finished = news.finished
-        self._slices.update(news.tasks)
+        self.slices.update(news.tasks)
         self._claimer.heard(news.version)
 
     def gone(self, link: WorkerLink) -> None:
-        self._slices.gone(link)
+        self.slices.gone(link)
 
     def ask_again(self) -> None:
-        self._slices.ask_again(lambda request: bool(request.runs))
+        self.slices.ask_again(lambda request: bool(request.runs))

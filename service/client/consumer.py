@@ -37,7 +37,6 @@ from .first_come import FirstComeMode
 from .heartbeats import HEARTBEAT_S, Heartbeats, News
 from .links import Client, Links
 from .meters import Meter
-from .mixtures import MixtureMode
 from .modes import Mode
 from .open_iterations import Taker
 from .options import DEFAULT_READ_OPTIONS, ReadOptions
@@ -115,8 +114,7 @@ class Consumer:
         self._spans = WaitSpans(self.links.trace, job=joined.job_id, consumer=joined.consumer_id)
         self.mode: Mode
         if options.ordered is not None:
-            kind = MixtureMode if options.ordered.sources else OrderedMode
-            self.mode = kind(options.ordered, self.links, joined)
+            self.mode = OrderedMode(options.ordered, self.links, joined)
         elif options.claimed is not None:
             claimer = Claimer(
                 dispatcher, joined.consumer_id, fail=self._hear,

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...journal.datasets import SHARES
 from ...journal.proto import events_pb2 as ev
 from ..delivery.read_requests import MAX_INDEX
 from ..errors import FailedPrecondition, InvalidArgument
 from ..order import Deal, EpochOrder, Ints, epoch_order
-from ..schedule import Schedule
+from ..schedule import EpochSteps, Schedule
 
 MAX_POSITION = 1 << 56
 
@@ -49,17 +50,24 @@ class OrderedEpoch:
     bundles: list[int]  # by place of the sequence
     order: EpochOrder
     drop_remainder: bool
-    schedule: Schedule | None = None  # of a mixture: places (service/schedule.py) are its positions
+    schedule: Schedule  # its places are offsets in the epoch, or of a mixture on its line
     complete: bool = False  # whether the consumer has received all of it
     over: bool = False  # whether the trainer has asked for more than there is
 
+    @property
+    def first_place(self) -> int:
+        """Of the epoch, in the training."""
+        return self.number * (self.total or 0)
+
     def end(self) -> int | None:
-        """Where the epoch ends for all consumers, if that is known: an offset in the epoch."""
-        total = self.order.length
-        return None if total is None else self.deal.end(total, self.drop_remainder)
+        """Where the epoch ends for all consumers, if that is known: a position in the epoch."""
+        return None if self.order.length is None else self._end(self.order.length)
+
+    def _end(self, total: int) -> int:
+        return self.deal.end(self.schedule.position_of(total), self.drop_remainder)
 
     def limit(self, before: int) -> int:
-        """The offset behind the last element that may be given, if the first `before` elements are
+        """The position behind the last element that may be given, if those before `before` are
         planned: a position must not lie behind the epoch's end, so only steps that are whole for
         all consumers are given while that is unknown."""
         if (end := self.end()) is not None:
@@ -69,6 +77,7 @@ class OrderedEpoch:
     def has_a_step(self) -> bool:
         """Whether it is known that not all from the start on is dropped."""
         last = self.deal.start + self.deal.consumers * self.deal.batch_size - 1
+        last = self.schedule.place_of(last)
         return not self.drop_remainder or self.order.locate(last) is not None
 
     @property
@@ -87,23 +96,19 @@ class OrderedEpoch:
         if self.over and total is not None:
             return (self.number + 1) * total
         after = self.deal.position_after(batches, MAX_POSITION if end is None else end)
-        if self.schedule is not None:
-            return self.schedule.place_of(after)
         if total is not None and after == end:  # what was dropped is behind us, too
-            after = total
-        return self.number * (self.total or 0) + after
+            return self.first_place + total
+        return self.first_place + self.schedule.place_of(after)
 
-    def positions_behind(self, offsets: Ints) -> Ints:
-        """The positions behind the steps of the elements at these offsets in the epoch. Their steps
-        must be whole, or the epoch's end known."""
+    def positions_behind(self, positions: Ints) -> Ints:
+        """As saved states have them, the positions behind the steps of the elements at these. Their
+        steps must be whole, or the epoch's end known."""
         step = self.deal.batch_size * self.deal.consumers
-        after = self.deal.start + ((offsets - self.deal.start) // step + 1) * step
-        if self.schedule is not None:
-            return self.schedule.places_of(after)
-        total = self.order.length
-        if total is not None and (end := self.end()) is not None:
-            after[after >= end] = total
-        return after + self.number * (self.total or 0)
+        after = self.deal.start + ((positions - self.deal.start) // step + 1) * step
+        places, total = self.schedule.places_of(after), self.order.length
+        if total is not None:
+            places[after >= self._end(total)] = total
+        return places + self.first_place
 
 
 GROUP = "ordered/"
@@ -130,7 +135,7 @@ class OrderedRead:
     add_position: bool = False  # to each element, as its last component
     dataset: str = ""  # its content_fingerprint, once it is known
     sources: tuple[tuple[str, int], ...] = ()  # of a mixture: their names and shares
-    schedule: Schedule | None = None  # of a mixture, once it is read
+    changes: list[ev.ScheduleChange] | None = None  # of its schedule; None: it was not read yet
     weights: str | None = None  # of a mixture's state: `Schedule.weights_before` its position
     elements: int | None = None  # of an epoch, as the dispatcher knew before the read began
     bundles: int = 0  # of an epoch, as a saved state has it; 0: it does not say
@@ -176,6 +181,11 @@ class OrderedRead:
     def total(self) -> int | None:
         """The elements of an epoch, if all lengths are known. A mixture has no end."""
         return None if self.sources or -1 in self.lengths else sum(self.lengths)
+
+    def schedule(self, first_place: int = 0) -> Schedule:
+        """Of the epoch that begins at this place."""
+        shares = [share for _, share in self.sources] or [SHARES]
+        return Schedule(shares, self.changes or (), first_place)
 
     @property
     def has_moved(self) -> bool:
@@ -260,62 +270,57 @@ class OrderedRead:
         epoch: begin again once they are known. Raises InvalidArgument."""
         self.start_position, self.start_step, self.in_epoch = self.start
         total = self.total
-        number, start = self._start(total)
-        position = number * (total or 0) + start
+        number, place = self._start(total)
+        position = number * (total or 0) + place
         if (number + 1) * spec.bundles > MAX_INDEX or position > MAX_POSITION:
             raise InvalidArgument(
-                f"the read begins at element {start} of epoch {number} of {spec.bundles} bundles "
+                f"the read begins at element {place} of epoch {number} of {spec.bundles} bundles "
                 "each, which is too far: give a smaller start_step or start_position"
             )
         self.given = 0
+        epoch = self._epoch(spec, number, place, total)
+        if epoch.start and total is not None and epoch.end() == epoch.start and not self.in_epoch:
+            epoch = self._epoch(spec, number + 1, 0, total)
+        self.epoch = epoch
+        return epoch
+
+    def _epoch(
+        self, spec: ev.OrderSpec, number: int, place: int, total: int | None
+    ) -> OrderedEpoch:
+        schedule = self.schedule(number * (total or 0))
+        start = schedule.position_of(place)
         deal = Deal(start, self.batch_size or 1, self.num_consumers, self.consumer_index)
-        is_rest_empty = total is not None and deal.end(total, self.drop_remainder) <= start
-        if start and is_rest_empty and not self.in_epoch:
-            number, start = number + 1, 0
-            deal = Deal(0, deal.batch_size, deal.consumers, deal.index)
         if self.sources:  # they have epochs of their own
             bundles, order = np.zeros(0, np.int64), EpochOrder(1, 1, 1)
         else:
             bundles, order = epoch_order(spec, self.lengths, number)
-        self.epoch = OrderedEpoch(
-            number, start, total, spec, deal, bundles.tolist(), order, self.drop_remainder,
-            schedule=self.schedule,
-        )  # fmt: skip
-        return self.epoch
+        return OrderedEpoch(
+            number, start, total, spec, deal, bundles.tolist(), order, self.drop_remainder, schedule
+        )
 
     def _start(self, total: int | None) -> tuple[int, int]:
-        """The epoch, and the offset in it."""
+        """The epoch, and the place in it."""
         step = self.num_consumers * (self.batch_size or 1)
-        if self.schedule is not None:
-            if self.start_step is not None:
-                return 0, self.start_step * step
-            if self.weights not in (None, self.schedule.weights_before(self.start_position)):
+        if self.start_step is not None:
+            steps = EpochSteps(self.schedule(), step, total, self.drop_remainder)
+            place = steps.place_of(self.start_step)
+            return divmod(place, total) if total else (0, place)
+        if self.sources:
+            if self.weights not in (None, self.schedule().weights_before(self.start_position)):
                 raise FailedPrecondition(
                     "the state is of a job whose weights changed otherwise before it, so that each "
                     "source was somewhere else: read by that job's name, go on from a state before "
                     "the change, or give start_position instead of the state"
                 )
-            return 0, self.schedule.position_of(self.start_position)
-        if self.start_step is None:
-            if total == 0 and self.start_position:
-                raise InvalidArgument(
-                    f"start_position={self.start_position} of a dataset without elements: leave it "
-                    "out"
-                )
-            if not total:
-                return 0, self.start_position
-            epoch, offset = divmod(self.start_position, total)
-            return (epoch - 1, total) if self.in_epoch and epoch and not offset else (epoch, offset)
-        if total is None:
-            return 0, self.start_step * step
-        steps = self.steps()
-        if self.start_step and not steps:
+            return 0, self.start_position
+        if total == 0 and self.start_position:
             raise InvalidArgument(
-                f"start_step={self.start_step} of a dataset whose epochs have no whole step: they "
-                f"have {total} elements, and a step takes {step}"
+                f"start_position={self.start_position} of a dataset without elements: leave it out"
             )
-        epoch, steps_before = divmod(self.start_step, steps) if steps else (0, 0)
-        return epoch, steps_before * step
+        if not total:
+            return 0, self.start_position
+        epoch, offset = divmod(self.start_position, total)
+        return (epoch - 1, total) if self.in_epoch and epoch and not offset else (epoch, offset)
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,10 @@ class ReadAhead:
     """It grows with what was given: a trainer gets its first elements before workers make those
     that are far ahead."""
 
-    def __init__(self, portions: Portions, ordered: OrderedRead, round_elements: int) -> None:
+    def __init__(self, portions: Portions, ordered: OrderedRead) -> None:
         self.given = 0  # elements, to the trainer
         self._portions = portions
         self._ordered = ordered
-        self._round_elements = round_elements  # of all consumers, about
         self._at_a_time = 1  # elements to ask for
 
     def elements(self) -> int:
@@ -55,6 +54,6 @@ class ReadAhead:
         """Ask for twice as much at a time, up to half a window."""
         self._at_a_time = min(2 * self._at_a_time, self.elements() // 2)
 
-    def rounds(self) -> int:
-        """How many rounds to ask for at a time."""
-        return max(1, self._at_a_time * self._ordered.num_consumers // self._round_elements)
+    def positions(self) -> int:
+        """How many elements of all consumers to ask for at a time."""
+        return max(1, self._at_a_time * self._ordered.num_consumers)

@@ -22,8 +22,8 @@ def state_of(read: OrderedRead) -> dict[str, Any]:
     position, step, in_epoch = read.start
     start: dict[str, Any] = {"position": position, "start_step": step or 0, "in_epoch": in_epoch}
     if read.sources:
-        schedule = read.schedule
-        start["weights"] = read.weights if schedule is None else schedule.weights_before(position)
+        is_read = read.changes is not None
+        start["weights"] = read.schedule().weights_before(position) if is_read else read.weights
     return sealed({**start, **_described(read)})
 
 

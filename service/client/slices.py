@@ -55,11 +55,11 @@ class Request:
 class BundlesMode(Mode):
     """A mode that reads bundles. It may be told of further blocks before it has given one."""
 
-    _slices: Slices
+    slices: Slices
 
     def refused(self, worker_uid: int) -> None:
         """A worker that was connected seems to have ended: its address refuses connections."""
-        self._slices.refused(worker_uid)
+        self.slices.refused(worker_uid)
 
 
 class Slices:

@@ -16,7 +16,7 @@ import pytest
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block, Component
 from forebay.service.client import read_ahead
-from forebay.service.client.mixtures import MixtureMode
+from forebay.service.client.ordered import OrderedMode
 from forebay.service.client.positions import OrderedRead
 from forebay.service.delivery import EndOfSlice, Slice
 from forebay.service.delivery.read_requests import MAX_INDEX
@@ -149,7 +149,7 @@ class Consumer:
         )
         links = OneLink()
         self.mixture, self.worker = mixture, links.worker
-        self.mode = MixtureMode(read, links, joined)  # type: ignore[arg-type]
+        self.mode = OrderedMode(read, links, joined)  # type: ignore[arg-type]
         news = pb.ConsumerHeartbeatResponse(version=1)
         news.tasks.add(task_id=TASK, worker_uid=1, worker_address="a")
         self.mode.update(news)

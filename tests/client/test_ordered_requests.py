@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block, Component
-from forebay.service.client import bundle_lengths, ordered, portions, read_ahead
+from forebay.service.client import bundle_lengths, ordered, portions, read_ahead, source_plan
 from forebay.service.client.ordered import OrderedMode
 from forebay.service.client.positions import OrderedRead
 from forebay.service.delivery import EndOfSlice, Slice
@@ -146,7 +146,7 @@ class Reading:
         self.take()
 
     def held_bytes(self) -> int:
-        portions = self.mode._portions
+        portions = self.mode.portions
         requests = (request for queue in portions._queues.values() for request in queue)
         blocks = [block for request in requests for block in request.blocks]
         return sum(block.payload_bytes for block in (*blocks, *(b for b, _ in portions._ready)))
@@ -176,8 +176,9 @@ def test_whatever_workers_answer_all_is_given_in_order_and_little_is_asked_for(
     most_requests, most_runs = draw(st.sampled_from([3, 2000])), draw(st.sampled_from([1, 3, 1000]))
     random = draw(st.randoms(use_true_random=False))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ordered, "MAX_REQUESTS", most_requests)
-        patch.setattr(ordered, "MAX_SLICE_RUNS", most_runs)
+        for module in (ordered, source_plan):
+            patch.setattr(module, "MAX_REQUESTS", most_requests)
+        patch.setattr(source_plan, "MAX_SLICE_RUNS", most_runs)
         patch.setattr(ordered, "CUT_S", draw(st.sampled_from([0.0, 3600.0]), "cut"))
         patch.setattr(bundle_lengths, "MAX_QUERIES", draw(st.sampled_from([2, 1000])))
         patch.setattr(read_ahead, "WINDOW_BYTES", 16 * draw(st.sampled_from([8, 10_000])))
@@ -305,7 +306,7 @@ def test_bundles_that_nobody_reads_yet_are_asked_about_behind_all_others(
                 reading.answer(number, min(100, query.until + 50))
         reading.give_all()
     ahead = {order.bundle for _, order in reading.asked if order.position == UNNEEDED}
-    assert ahead == set(range(2, 2 + ordered.AHEAD))
+    assert ahead == set(range(2, 2 + source_plan.AHEAD))
     reading.go_on()
     assert reading.got == in_order([100] * 40, cycle_length=2, block_length=1)
 
@@ -341,14 +342,14 @@ def test_a_large_round_is_asked_for_in_parts_and_warned_of_once(
     window: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """While lengths are unknown, workers make all of a round, to know the next one."""
-    monkeypatch.setattr(ordered, "LARGE_ROUND_BYTES", 3 << 20)
+    monkeypatch.setattr(source_plan, "LARGE_ROUND_BYTES", 3 << 20)
     reading = Reading([2000] * 2, cycle_length=2, block_length=1000)
     while not reading.mode.has_ended():
         reading.take()
         for number, query in reading.queries:
             reading.answer(number, min(query.until, 2000), complete=query.until > 2000)
         reading.give_all(lambda bundle: 2000)
-        assert reading.mode._portions.elements <= 2 * window // 2000 + 2 * read_ahead.FIRST_WINDOW
+        assert reading.mode.portions.elements <= 2 * window // 2000 + 2 * read_ahead.FIRST_WINDOW
     (said,) = caplog.messages
     assert "block_length=1000" in said and "2000 elements, about 3 MB" in said
     assert reading.most_bytes < 2 * window
@@ -370,7 +371,7 @@ def test_many_bundles_at_a_time_are_asked_for_in_parts(monkeypatch: pytest.Monke
             reading.give(number)
     reading.take()
     assert reading.got == in_order(lengths, cycle_length=20_000, block_length=1)
-    assert most <= 2 * ordered.MAX_REQUESTS + bundle_lengths.MAX_QUERIES
+    assert most <= 2 * source_plan.MAX_REQUESTS + bundle_lengths.MAX_QUERIES
     assert answers <= 4 * len(lengths), "each answer leads to another query"
 
 

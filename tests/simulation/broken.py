@@ -485,8 +485,8 @@ def ends_when_nothing_is_here() -> AbstractContextManager[None]:
     ended = OrderedMode.has_ended
 
     def ends(self: OrderedMode) -> bool:
-        portions = self._portions
-        idle = self._planned.round > 0 and not portions.is_waiting and not portions._ready
+        portions = self.portions
+        idle = self._until > 0 and not portions.is_waiting and not portions._ready
         return ended(self) or idle
 
     return replaced(OrderedMode, has_ended=ends)

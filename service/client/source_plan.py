@@ -1,0 +1,412 @@
+"""One source of an ordered read, as one consumer reads it: what it asks workers for.
+
+A dataset that is read in order is one source; a mixture has several. service/picks.py says which
+source a position takes its element from, and the how-manieth of that source it is. Each source has
+its own order and epochs, as if it were read by itself (service/order.py). So a consumer's elements
+are certain elements of each source. `OrderedMode` plans the sources one by one up to a position,
+and puts together what all of them have planned.
+
+The consumer knows the order of a source by arithmetic, as far as the lengths of its bundles are
+known. Of the rounds that are known it asks for its own elements, one slice a bundle. A round that
+is larger than the window is asked for in parts. A *query* asks a worker for a bundle's length.
+
+The bundles and places of all sources are numbered together: those of an epoch number e of a source
+begin at e * (the bundles of all sources) + (those of the sources before).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...journal.datasets import SHARES
+from ..delivery import EndOfSlice, Slice
+from ..delivery.read_requests import MAX_INDEX, MAX_SLICE_RUNS, UNNEEDED
+from ..errors import FailedPrecondition
+from ..order import Ints
+from ..picks import MOST
+from .bundle_lengths import BundleLengths
+from .planned_rounds import PlannedRounds
+from .portions import Portions, by_place
+from .positions import OrderedEpoch
+from .slices import MAX_HOMES, Request
+
+if TYPE_CHECKING:
+    from .ordered import OrderedMode
+
+log = logging.getLogger(__name__)
+
+MAX_REQUESTS = 2000
+"""When so many slices are outstanding, no more are asked for, and one plan asks for slices of so
+many bundles: a worker bounds them."""
+
+LARGE_ROUND_BYTES = 1 << 30
+"""The consumer warns of rounds that are larger than this, as workers may have to hold them."""
+
+AHEAD = 16
+"""How many bundles behind those that are read have their lengths asked for."""
+
+
+class SourceDeal:
+    """Which elements of an epoch of a source a consumer gets: those at its positions."""
+
+    def __init__(self, mode: OrderedMode, source: int, first: int) -> None:
+        """`first`: how many elements the source has in earlier epochs."""
+        self._mode, self._source, self.first = mode, source, first
+        self._last: tuple[int, Ints] = 0, np.zeros(0, np.int64)
+
+    def mine(self, first_position: int, count: int) -> Ints:
+        """As Deal.mine."""
+        schedule, deal = self._mode.schedule, self._mode.epoch.deal
+        places = schedule.places(self._source, self.first + first_position, count)
+        positions = schedule.positions_of(places)
+        self._last = first_position, positions
+        if schedule.is_plain:
+            return deal.mine(self.first + first_position, count)
+        of = (positions - deal.start) // deal.batch_size % deal.consumers
+        return np.flatnonzero((of == deal.index) & (positions >= deal.start))
+
+    def positions(self, offsets: Ints) -> Ints:
+        """Of elements at these offsets in the epoch, of those that `mine` was last asked for."""
+        return self._last[1][offsets - self._last[0]]
+
+
+class SourcePlan:
+    """What one consumer has planned of a source."""
+
+    def __init__(self, mode: OrderedMode, number: int, first_bundle: int, bundles: int) -> None:
+        sources = mode.read.sources
+        self.name, self._share = sources[number] if sources else ("", SHARES)
+        self.number = number
+        self.lengths = BundleLengths(mode.read, self._ask_length, first_bundle)
+        self.pending: list[tuple[Ints, Ints]] = []  # places and positions that are not put together
+        self.floor = 0  # nothing of places before this one is needed any more
+        self.is_located = False  # whether its start was found
+        self._mode = mode
+        self._bundles = slice(first_bundle, first_bundle + bundles)
+        self._epochs: dict[int, OrderedEpoch] = {}  # of which something may be needed
+        self._begun: dict[int, int] = {}  # by place that no worker was told of: its first element
+        self._start = 0  # the source's elements before the read
+        self._has_warned = False
+
+    # -- where it is ---------------------------------------------------------------------------
+
+    def begin(self, place: int) -> None:
+        """Go on with the first element at this place of the schedule or behind it."""
+        self._start = self._mode.schedule.count_before(place, self.number)
+        self.is_located = False
+        self.pending.clear()
+        self._begin_epoch(0 if self._mode.is_endless else self._mode.epoch.number, 0)
+
+    def _begin_epoch(self, number: int, first: int) -> None:
+        """`first`: the source's elements in the epochs before, if it goes on through epochs."""
+        self._epoch = self._epochs[number] = self._mode.source_epoch(number, self._bundles)
+        self._deal = SourceDeal(self._mode, self.number, first)
+        self._planned = PlannedRounds(self._epoch.order, self._deal)
+        self.lengths.begin(self._epoch)
+        self._forget_queries()
+
+    def _forget_queries(self) -> None:
+        """What was asked is known, or of another epoch."""
+
+        def is_mine(request: Request) -> bool:
+            return request.is_query and self._mode.source_at(request.place) is self
+
+        self._mode.slices.withdraw(is_mine)
+        self.lengths.forget_queries()
+
+    def _locate(self) -> bool:
+        """Find the start; False if more lengths are needed for that."""
+        if self.is_located:
+            return True
+        epoch, offset = self._epoch, self._start
+        total = epoch.order.length
+        if offset and self._mode.is_endless and total is not None:
+            self._require_some(total)
+            number, offset = divmod(offset, total)
+            self._begin_epoch(number, self._start - offset)
+        elif offset and not self._mode.is_endless:
+            if total is None and not epoch.has_a_step():
+                return False
+            end = epoch.end()
+            if total is not None and end is not None and end <= epoch.start:  # the rest is empty
+                self._planned.go_to(epoch.order.known_until, total)
+                offset = 0
+        if offset and not self._planned.seek(offset):
+            return False
+        if self._start:
+            self._forget_queries()  # that counted bundles in front of it
+        self.is_located = True
+        return True
+
+    def go_back(self, place: int) -> None:
+        """Plan again from this place on. All requests were withdrawn."""
+        offset = self._mode.schedule.count_before(place, self.number) - self._deal.first
+        if offset < 0 or not self.is_located:
+            self.begin(place)
+            return
+        self.pending.clear()
+        self.lengths.forget_queries()
+        # A new plan: who gets which elements of the last rounds may be otherwise now.
+        before, self._planned = self._planned, PlannedRounds(self._epoch.order, self._deal)
+        if not (offset < before.next and self._planned.seek(offset)):
+            self._planned.go_to(before.round, before.before, before.next)
+
+    def _require_some(self, total: int) -> None:
+        if not total:
+            raise FailedPrecondition(
+                f"source {self.name!r} of the mixture has no elements, and has a share of it: give "
+                "it the weight 0, or leave it out"
+            )
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all of its epoch is planned."""
+        return self.is_located and self._epoch.order.ended(self._planned.round)
+
+    @property
+    def next_position(self) -> int:
+        """Of its next element that is not planned, or, if that is left out, of what comes behind;
+        MAX_INDEX if it has no more."""
+        if not self.is_located:
+            return self._mode.epoch.start
+        place = self._next_place
+        return MAX_INDEX if place is None else self._mode.schedule.position_of(place)
+
+    @property
+    def _next_place(self) -> int | None:
+        found = self._mode.schedule.places(self.number, self._deal.first + self._planned.next, 1)
+        return int(found[0]) if len(found) else None
+
+    # -- the plan ------------------------------------------------------------------------------
+
+    def _pass_over(self) -> bool:
+        """Go on behind what is left out, if its next element is. False if it is not, or what comes
+        behind is not known yet."""
+        schedule, place = self._mode.schedule, self._next_place
+        if place is None or schedule.positions_of(np.array([place]))[0] >= 0:
+            return False
+        behind = schedule.place_of(schedule.position_of(place))
+        offset = schedule.count_before(behind, self.number) - self._deal.first
+        order, planned = self._epoch.order, self._planned
+        if order.length is not None and offset >= order.length:
+            if not self._mode.is_endless:
+                has_more = not order.ended(planned.round)
+                planned.go_to(order.known_until, order.length)
+                return has_more
+            self._require_some(order.length)
+            epochs, offset = divmod(offset, order.length)
+            first = self._deal.first + epochs * order.length
+            self._begin_epoch(self._epoch.number + epochs, first)
+        return self._planned.seek(offset)
+
+    def plan(self, until: int) -> None:
+        """Plan some of its elements before this position, if they are known, and ask for this
+        consumer's."""
+        mode = self._mode
+        while self._locate() and self.next_position < until:
+            if self._pass_over():
+                continue
+            order, planned = self._epoch.order, self._planned
+            if order.ended(planned.round):
+                if not mode.is_endless:
+                    return
+                assert order.length is not None
+                self._require_some(order.length)
+                self._begin_epoch(self._epoch.number + 1, self._deal.first + order.length)
+                continue
+            before = mode.schedule.count_before(mode.schedule.place_of(until), self.number)
+            wanted = min(before - self._deal.first - planned.next, MOST)
+            known, elements = order.known_until - planned.round, self._epoch.round_elements
+            rounds = -(-wanted // elements)
+            if known <= 0 or (known < rounds // 2 and order.length is None and mode.holds_back()):
+                return
+            most = wanted // mode.epoch.deal.consumers + mode.epoch.deal.batch_size + elements
+            planned_until = planned.next
+            self._ask(planned.round + min(known, rounds), min(most, mode.ahead.elements()))
+            if planned.next > planned_until:  # else these rounds have no elements
+                return
+
+    def _ask(self, last: int, most: int) -> None:
+        """Ask for this consumer's elements of the rounds from the present one to `last`, but of
+        fewer rounds, or a part of one, if these are more than `most`."""
+        mode, base = self._mode, self._place(self._epoch.number, 0)
+        part = self._planned.plan(last, most, MAX_REQUESTS)
+        if part.round_elements is not None and not self._has_warned:
+            fitting = mode.portions.fit(LARGE_ROUND_BYTES)
+            self._has_warned = _warn_if_large(part.round_elements, fitting, self._epoch)
+        first_indexes = {base + at: index for at, index in part.first_indexes.items()}
+        for place, index in first_indexes.items():
+            if not mode.slices.has_home(place):
+                self._begun.setdefault(place, index)
+        if len(part.places):
+            places, positions = part.places + base, self._deal.positions(part.offsets)
+            for request in requests_for(
+                mode.portions, places, part.indexes, positions, first_indexes
+            ):
+                mode.slices.ask(request)
+            self.pending.append((places, positions))
+
+    def _rounds_ahead(self) -> int:
+        positions = self._mode.ahead.positions()
+        return max(1, positions * self._share // SHARES // self._epoch.round_elements)
+
+    def query(self) -> None:
+        """Ask for the lengths of the bundles that are read now or soon, unless each is known to
+        have enough elements for the next plan. Bundles are opened ahead once a quarter of a window
+        was given. Those in front of the start are only counted: workers keep nothing of them."""
+        if self.is_located and self._next_place is None:
+            return
+        order, planned = self._epoch.order, self._planned
+        if not self.is_located:
+            for place in itertools.chain(*order.opened(order.known_until, AHEAD)):
+                self.lengths.query(place, planned.index_at(place))
+            return
+        opened, coming = order.opened(planned.round, -(-AHEAD * self._share // SHARES))
+        for place in opened:
+            self.lengths.query_rounds(place, planned.round, self._rounds_ahead())
+        for place in () if self._mode.ahead.is_young else coming:
+            if self.lengths.at_least(place):
+                continue  # one element is enough: the bundle is open
+            if order.has_started(place, order.known_until):
+                self.lengths.query(place, planned.index_at(place))
+            else:
+                self.lengths.query_ahead(place)
+
+    def forget(self, lacking: Iterable[int]) -> None:
+        """Only these places of earlier epochs, and the present one, are needed any more."""
+        order = self._epoch.order
+        opened, coming = order.opened(
+            self._planned.round if self.is_located else order.known_until, 1
+        )
+        here = min((*opened, *coming), default=order.bundles)
+        self.floor = min([self._place(self._epoch.number, here), *lacking])
+        oldest = min(self.floor // self._mode.bundles, self._epoch.number)
+        for number in [number for number in self._epochs if number < oldest]:
+            del self._epochs[number]
+        if len(self._begun) > MAX_HOMES:
+            self._begun = {at: index for at, index in self._begun.items() if at >= self.floor}
+
+    # -- slices --------------------------------------------------------------------------------
+
+    def _place(self, epoch: int, place: int) -> int:
+        return epoch * self._mode.bundles + self._bundles.start + place
+
+    def _ask_length(self, query: Request) -> None:
+        query.place = self._place(self._epoch.number, query.place)
+        self._mode.slices.ask(query)
+
+    def _at(self, place: int) -> tuple[int, int]:
+        """The epoch of a place, and the place there."""
+        epoch, at = divmod(place, self._mode.bundles)
+        return epoch, at - self._bundles.start
+
+    def slice(self, request: Request) -> Slice:
+        """What a worker is asked for."""
+        number, place = self._at(request.place)
+        epoch, mode = self._epochs[number], self._mode
+        counted = request.is_query and not self.is_located
+        if epoch is self._epoch:
+            planned = self._planned.index_at(place)
+        else:
+            planned = epoch.order.index_at(place, epoch.order.known_until)
+        keep = MAX_INDEX
+        if not counted:
+            # This consumer needs none before. Others of its group may need those that follow, so a
+            # worker begins a run here. The first time it is the same for all.
+            lacking = mode.portions.first_lacking(request.place)
+            first = planned if lacking is None else lacking
+            keep = min(first, self._begun.pop(request.place, first))
+        position = self.next_position if request.is_query else request.offset
+        return Slice(
+            bundle=self._place(number, epoch.bundles[place]),
+            place=request.place,
+            runs=request.runs,
+            until=MAX_INDEX if counted else max(planned, request.until),
+            enough=request.enough,
+            known=MAX_INDEX if counted else request.known,
+            keep=keep,
+            floor=min(mode.floor, request.place),
+            reader=mode.epoch.deal.index,
+            readers=mode.epoch.deal.consumers,
+            position=UNNEEDED if request.is_ahead else mode.epoch.first_place + position,
+        )
+
+    def ended(self, request: Request, end: EndOfSlice) -> bool:
+        """Learn what a worker says. Returns whether more can be planned."""
+        number, place = self._at(request.place)
+        epoch = self._epochs.get(number)
+        if request.runs:
+            of = f" of source {self.name!r}" if self.name else ""
+            raise self.lengths.mismatch(
+                place,
+                f"the bundle at place {place}{of} had more than {request.runs[0]} elements, and "
+                f"now has {end.length}",
+                epoch,
+            )
+        if epoch is not self._epoch:
+            return False
+        order, planned = self._epoch.order, self._planned
+        known = order.known_until, order.length
+        self.lengths.learn(place, end.length, end.complete)
+        if request.is_query:
+            request.place = place
+            self.lengths.answered(request)
+        is_idle = len(self._mode.slices.requests) <= 2 * AHEAD  # others may be asked about
+        if (order.known_until, order.length) != known or (end.complete and is_idle):
+            return True
+        is_asking = request.is_query and self.is_located and not self._mode.is_full
+        if is_asking and order.has_started(place, planned.round):
+            self.lengths.query_rounds(place, planned.round, self._rounds_ahead())
+        return False
+
+
+def requests_for(
+    portions: Portions, places: Ints, indexes: Ints, offsets: Ints, first_indexes: dict[int, int]
+) -> Iterator[Request]:
+    """The slices that bring the elements of these indexes, which stand at these offsets, to the
+    portions that expect them: one a place, unless it has too many runs."""
+    for of_place in by_place(places):
+        place = int(places[of_place[0]])
+        of_place = of_place[portions.use(place, len(of_place)) :]
+        for at in _parts(indexes[of_place], of_place):
+            first = first_indexes[place]
+            request = Request(place, _runs(indexes[at]), first, int(offsets[at[0]]))
+            portions.expect(request)
+            yield request
+
+
+def _warn_if_large(elements: int, fitting: int | None, epoch: OrderedEpoch) -> bool:
+    """Warn of a round of so many elements, if it is large: about `fitting` are not yet."""
+    if fitting is None or elements <= fitting or epoch.order.length is not None:
+        return False
+    log.warning(
+        "a round of this order (block_length=%d of each of cycle_length=%d bundles) has %d "
+        "elements, about %d MB, and workers hold a round in memory while the lengths of its "
+        "bundles are unknown: give a smaller block_length or cycle_length",
+        *(epoch.spec.block_length, epoch.spec.cycle_length, elements),
+        elements * (LARGE_ROUND_BYTES >> 20) // fitting,
+    )
+    return True
+
+
+def _parts(indexes: Ints, at: Ints) -> list[Ints]:
+    """`at`, cut so that the indexes of each part have at most MAX_SLICE_RUNS runs."""
+    if len(at) <= MAX_SLICE_RUNS:
+        return [at] if len(at) else []
+    firsts = np.flatnonzero(np.diff(indexes) != 1) + 1
+    return np.split(at, firsts[MAX_SLICE_RUNS - 1 :: MAX_SLICE_RUNS])
+
+
+def _runs(indexes: Ints) -> tuple[int, ...]:
+    """Ascending indexes as pairs of a first one and a count."""
+    first, last = int(indexes[0]), int(indexes[-1])
+    if last - first == len(indexes) - 1:
+        return first, len(indexes)
+    firsts = np.flatnonzero(np.diff(indexes, prepend=indexes[0] - 2) != 1)
+    counts = np.diff(firsts, append=len(indexes))
+    return tuple(np.stack([indexes[firsts], counts], axis=1).ravel().tolist())
