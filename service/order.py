@@ -437,6 +437,19 @@ class Deal:
         step = self.consumers * self.batch_size
         return total - (total - self.start) % step if drop_remainder else total
 
+    @property
+    def size(self) -> int:
+        """How many elements a step has: one batch of each consumer."""
+        return self.batch_size * self.consumers
+
+    def step_begin(self, position: int) -> int:
+        """The last position at this one or before it with which a step begins."""
+        return position - (position - self.start) % self.size
+
+    def step_end(self, position: int) -> int:
+        """The first position at this one or behind it with which a step begins."""
+        return position + (self.start - position) % self.size
+
     def batches(self, end: int) -> int:
         """How many batches this consumer has until `end`, which the method `end` says."""
         return -(-self._mine_before(end - self.start) // self.batch_size)

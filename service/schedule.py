@@ -163,9 +163,11 @@ class EpochSteps:
 
     def find(self, step: int) -> tuple[int, int]:
         """The epoch of this step, and its first position there. Raises InvalidArgument."""
-        if self._total is None or not step:
+        if self._total is None:
             return 0, step * self._size
         if not (regular := self._steps(self._total)):
+            if not step:
+                return 0, 0
             raise InvalidArgument(
                 f"start_step={step} of a dataset whose epochs have no whole step: they have "
                 f"{self._total} elements, and a step takes {self._size}"

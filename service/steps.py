@@ -19,10 +19,11 @@ from typing import Literal
 
 import numpy as np
 
+from ..journal.datasets import SHARES
 from ..journal.proto import events_pb2 as ev
 from .errors import InvalidArgument
 from .order import Deal, EpochOrder, Ints, epoch_order
-from .schedule import Schedule
+from .schedule import EpochSteps, Schedule
 
 NAMED = 5
 """How many bundles an error names."""
@@ -30,19 +31,14 @@ NAMED = 5
 Said = Literal["given", "not yet", "not known"]
 
 
-class KnownOrder:
-    """The epochs of an ordered job, as far as the known lengths of bundles determine them."""
+class _KnownSource:
+    """The epochs of a source, as far as the known lengths of bundles determine them."""
 
     def __init__(self, order: ev.OrderSpec, lengths: Sequence[int]) -> None:
         """`lengths`: by bundle; -1: not known."""
         self._order = order
         self.lengths = np.array(lengths, np.int64)
         self.total = None if (self.lengths < 0).any() else int(self.lengths.sum())
-
-    def place(self, position: int) -> tuple[int, int]:
-        """The epoch of this position of the training, and the position there. While the total is
-        not known, all positions are taken to be of the first epoch."""
-        return divmod(position, self.total) if self.total else (0, position)
 
     def _epoch(self, number: int) -> tuple[Ints, EpochOrder]:
         return epoch_order(self._order, self.lengths, number)
@@ -91,41 +87,53 @@ class KnownOrder:
         )
 
 
-class KnownMixture:
-    """As KnownOrder, of a mixture with the changes that a group knew. It has one epoch, and bundles
-    are numbered through the epochs of the sources."""
+class KnownOrder:
+    """The order of a job, with the changes that a group knew, as far as known lengths determine it.
 
-    total = None
+    A mixture has one epoch, and its bundles are numbered through the epochs of the sources. While
+    the total is not known, all is taken to be in the first epoch.
+    """
 
     def __init__(
         self,
         order: ev.OrderSpec,
         lengths: Sequence[int],
-        shares: Sequence[int],
-        changes: Iterable[ev.ScheduleChange],
+        shares: Sequence[int] = (),
+        changes: Iterable[ev.ScheduleChange] = (),
     ) -> None:
+        """`lengths`: by bundle; -1: not known. `shares`: of the sources of a mixture."""
         self.lengths = np.array(lengths, np.int64)
-        self._bundles = order.bundles
-        self._schedule = Schedule(shares, changes)
-        self._firsts = [*accumulate(order.source_bundles, initial=0)]
+        self.is_mixture = bool(shares)
+        self.schedule = Schedule(shares or [SHARES], changes)
+        self._bundles = order.bundles if shares else 0
+        counts = [*order.source_bundles] or [order.bundles]
+        self._firsts = [*accumulate(counts, initial=0)]
         self._sources = []
-        for first, bundles in zip(self._firsts, order.source_bundles, strict=False):
+        for first, bundles in zip(self._firsts, counts, strict=False):
             own = ev.OrderSpec()
             own.CopyFrom(order)
             own.bundles = bundles
-            self._sources.append(KnownOrder(own, lengths[first : first + bundles]))
+            self._sources.append(_KnownSource(own, lengths[first : first + bundles]))
+        self.total = None if shares else self._sources[0].total
+
+    def before(self, epoch: int) -> int:
+        """How many positions the epochs before this one have."""
+        return self.schedule.position_of(epoch * (self.total or 0))
 
     def place(self, position: int) -> tuple[int, int]:
-        """The position of a saved position, which is a place on the line."""
-        return 0, self._schedule.position_of(position)
+        """The epoch of what a state has as its position, and the position there."""
+        epoch = position // self.total if self.total else 0
+        return epoch, self.schedule.position_of(position) - self.before(epoch)
 
-    def saved(self, position: int) -> int:
+    def saved(self, epoch: int, position: int) -> int:
         """The other way round."""
-        return self._schedule.place_of(position)
+        return self.schedule.place_of(self.before(epoch) + position)
 
     def elements(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
-        """As KnownOrder.elements."""
-        places = self._schedule.places_of(np.arange(start, stop))
+        """The bundles of the elements at the positions [start, stop) of the epoch, and the indexes
+        in them. Raises InvalidArgument if they are not determined.
+        """
+        places = self.schedule.places_of(np.arange(start, stop) + self.before(epoch))
         bundles, indexes = np.zeros_like(places), np.zeros_like(places)
         # Where something is left out in between, the stretches on both sides one by one.
         cuts = np.flatnonzero(np.diff(places) != 1) + 1
@@ -137,13 +145,13 @@ class KnownMixture:
     def _stretch(self, places: Ints, at: Ints, bundles: Ints, indexes: Ints) -> None:
         first, stop = int(places[0]), int(places[-1]) + 1
         for number, source in enumerate(self._sources):
-            begin, end = (self._schedule.count_before(place, number) for place in (first, stop))
-            mine = at[self._schedule.places(number, begin, end - begin) - first]
+            begin, end = (self.schedule.count_before(place, number) for place in (first, stop))
+            mine = at[self.schedule.places(number, begin, end - begin) - first]
             while begin < end:
-                epoch, offset = source.place(begin)
+                epoch, offset = divmod(begin, source.total) if source.total else (0, begin)
                 there = end - begin
                 if source.total == 0:
-                    raise InvalidArgument(f"source {number} of the mixture has no elements")
+                    raise InvalidArgument(f"source {number} has no elements")
                 if source.total is not None:
                     there = min(there, source.total - offset)
                 found, within = source.elements(epoch, offset, offset + there)
@@ -152,30 +160,30 @@ class KnownMixture:
                 begin, mine = begin + there, mine[there:]
 
     def source_of(self, bundle: int) -> tuple[int, int, int]:
-        """The source of a bundle, its epoch, and the bundle's number there."""
+        """Of a mixture: the source of a bundle, its epoch, and the bundle's number there."""
         epoch, index = divmod(bundle, self._bundles)
         number = bisect_right(self._firsts, index) - 1
         return number, epoch, index - self._firsts[number]
 
     def find(self, epoch: int, bundle: int, index: int) -> int:
-        """The position of an element. Raises InvalidArgument."""
-        number, own_epoch, own = self.source_of(bundle)
+        """The position of an element in the epoch. Raises InvalidArgument."""
+        number, own_epoch, own = self.source_of(bundle) if self.is_mixture else (0, epoch, bundle)
         source = self._sources[number]
         if own_epoch and source.total is None:
             raise InvalidArgument(
                 f"the position of element {bundle}:{index} {source.why_not(own_epoch)}"
             )
         first = own_epoch * (source.total or 0) + source.find(own_epoch, own, index)
-        places = self._schedule.places(number, first, 1)
-        position = int(self._schedule.positions_of(places)[0]) if len(places) else -1
+        places = self.schedule.places(number, first, 1)
+        position = int(self.schedule.positions_of(places)[0]) if len(places) else -1
         if position < 0:
             raise InvalidArgument(
                 f"element {bundle}:{index} has no position: a change of the schedule leaves it out"
             )
-        return position
+        return position - self.before(epoch)
 
-    def why_not(self, epoch: int) -> str:
-        """As KnownOrder.why_not."""
+    def why_not(self) -> str:
+        """Why further positions are not determined, and what would make them so."""
         unknown = (source for source in self._sources if source.total is None)
         return "; ".join(source.why_not(0) for source in unknown)
 
@@ -183,15 +191,16 @@ class KnownMixture:
 class GroupSteps:
     """The steps of one group: the fields of `group` are as of any of its members."""
 
-    def __init__(self, known: KnownOrder | KnownMixture, group: ev.GroupMember) -> None:
+    def __init__(self, known: KnownOrder, group: ev.GroupMember) -> None:
         self.known, self.group = known, group
         self.batch = max(1, group.batch_size)
         self.size = group.consumers * self.batch  # elements of a step
+        self._all = EpochSteps(known.schedule, self.size, known.total, group.drop_remainder)
         self.epoch, self.start = self._begin()  # the position in the epoch
         self.first = self.start // self.size  # the number of its first step
         if known.total is not None:
-            own = self._steps(known.total - self.start)
-            self.first = (self.epoch + 1) * self._steps(known.total) - own
+            own = self._end(self.epoch, self.start) - self.start
+            self.first = self._all.before(self.epoch + 1) + -own // self.size
 
     def _begin(self) -> tuple[int, int]:
         """As OrderedRead.begin does: while the total is not known, it is in the first epoch."""
@@ -199,29 +208,27 @@ class GroupSteps:
         if not group.HasField("start_step"):
             epoch, start = (0, 0) if total == 0 else self.known.place(group.start_position)
         else:
-            steps = group.start_step + 1 if total is None else self._steps(total)
-            epoch, before = divmod(group.start_step, steps) if steps else (0, 0)
-            start = before * self.size
-        if start and total is not None and self._end(start) <= start:
+            epoch, start = self._all.find(group.start_step) if self._has_steps() else (0, 0)
+        if start and total is not None and self._end(epoch, start) <= start:
             return epoch + 1, 0
         return epoch, start
 
-    def _steps(self, elements: int) -> int:
-        """How many steps so many elements before an epoch's end are."""
-        drop = self.group.drop_remainder
-        return elements // self.size if drop else -(-elements // self.size)
+    def _has_steps(self) -> bool:
+        """Whether an epoch of which nothing is left out has any."""
+        total = self.known.total
+        return total is None or total >= (self.size if self.group.drop_remainder else 1)
 
-    def _end(self, start: int) -> int:
+    def _end(self, epoch: int, start: int) -> int:
         """Where an epoch ends that the group reads from `start` on."""
-        assert self.known.total is not None
         deal = Deal(start, self.batch, self.group.consumers, 0)
-        return deal.end(self.known.total, self.group.drop_remainder)
+        elements = self.known.before(epoch + 1) - self.known.before(epoch)
+        return deal.end(elements, self.group.drop_remainder)
 
     def has(self, step: int) -> bool:
         """Whether the group has such a step, if it goes on for long."""
         total = self.known.total
-        own = total is None or self.start < self._end(self.start)
-        return step >= self.first and (own or self._steps(total or 0) > 0)
+        own = total is None or self.start < self._end(self.epoch, self.start)
+        return step >= self.first and (own or self._has_steps())
 
     def span(self, step: int) -> tuple[int, int, int]:
         """The epoch of the step, and its positions there: the first, and the one behind the last.
@@ -234,16 +241,15 @@ class GroupSteps:
         start = self.start + (step - self.first) * self.size
         if total is None:
             return self.epoch, start, start + self.size
-        if start < (end := self._end(self.start)):
+        if start < (end := self._end(self.epoch, self.start)):
             return self.epoch, start, min(start + self.size, end)
-        if not (steps := self._steps(total)):
+        if not self._has_steps():
             raise InvalidArgument(
                 f"no epoch has a step of {self.group.consumers} batches of {self.batch}: it has "
                 f"{total} elements"
             )
-        epoch, before = divmod(step, steps)
-        start = before * self.size
-        return epoch, start, min(start + self.size, self._end(0))
+        epoch, start = self._all.find(step)
+        return epoch, start, min(start + self.size, self._end(epoch, 0))
 
     def said(self, step: int, position: int | None, is_exact: bool) -> Said:
         """Whether a consumer of the group was given its batch of this step, if it has reported this
@@ -267,8 +273,8 @@ class GroupSteps:
             return None
         first = self.first
         if total is not None:
-            first = self.first if is_first else epoch * self._steps(total)
-            if position >= self._end(start):
+            first = self.first if is_first else self._all.before(epoch)
+            if position >= self._end(epoch, start):
                 return None
         step, rest = divmod(position - start, self.size)
         return first + step, rest // self.batch

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Any
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.journal.datasets import SHARES
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.picks import shares
-from forebay.service.schedule import Schedule
+from forebay.service.schedule import EpochSteps, Schedule
 
 from .picked import picked
 
@@ -83,3 +85,22 @@ def test_a_source_that_has_no_share_any_more_has_no_more_places() -> None:
     assert len(schedule.places(1, 0, 100)) == 5
     assert len(schedule.places(1, 5, 1)) == 0
     assert schedule.places(2, 0, 1).tolist() == [10] and schedule.count_before(10, 2) == 0
+
+
+@given(st.data())
+def test_steps_of_epochs_are_those_of_who_reads_all(data: st.DataObject) -> None:
+    total, size = data.draw(st.integers(1, 12), "total"), data.draw(st.integers(1, 7), "size")
+    drop = data.draw(st.booleans(), "drop_remainder")
+    stretch = st.tuples(st.integers(0, 5 * total), st.integers(1, 3 * total))
+    left_out = data.draw(st.lists(stretch, max_size=4), "left_out")
+    gone = {place for first, count in left_out for place in range(first, first + count)}
+    begins = []
+    for first in range(0, 14 * total, total):
+        kept = [place for place in range(first, first + total) if place not in gone]
+        whole = len(kept) // size * size if drop else len(kept)
+        begins += [kept[at] for at in range(0, whole, size)]
+    changes = [ev.ScheduleChange(place=first, skipped=count) for first, count in left_out]
+    steps = EpochSteps(Schedule([SHARES], changes), size, total, drop)
+    assert [steps.place_of(step) for step in range(len(begins))] == begins
+    for place in range(begins[-1] + 1 if begins else 0):
+        assert steps.step_of(place) == bisect_left(begins, place)

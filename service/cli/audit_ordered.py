@@ -47,14 +47,12 @@ class OrderedAnswers:
     def _made_known(self, changes: int) -> Any:
         from ..core.bundles import order_message
         from ..core.schedules import change_message
-        from ..steps import KnownMixture, KnownOrder
+        from ..steps import KnownOrder
 
-        history, order = self._history, order_message(self._order)
-        if not history.sources:
-            return KnownOrder(order, history.lengths)
+        history = self._history
         shares = [source.share for source in history.dataset.outline.mixture.sources]
         known = map(change_message, history.job.changes[:changes])
-        return KnownMixture(order, history.lengths, shares, known)
+        return KnownOrder(order_message(self._order), history.lengths, shares, known)
 
     def overview(self) -> dict[str, Any]:
         from msgspec.structs import asdict as fields
@@ -67,7 +65,7 @@ class OrderedAnswers:
             "order": [{name: of for name, of in fields(self._order).items() if of != []}],
             "lengths": f"of {count} of {self._order.bundles} bundles",
             "epoch_elements": known.total,
-            "unknown": None if known.total is not None or not (why := known.why_not(0)) else (
+            "unknown": None if known.total is not None or not (why := known.why_not()) else (
                 f"what comes behind {why}"
             ),
             "learned": [{"learned_ms": ms, "bundles": bundles} for ms, bundles in learned],
@@ -86,19 +84,24 @@ class OrderedAnswers:
         }  # fmt: skip
 
     def _changes(self) -> list[dict[str, Any]]:
-        """Of a mixture's schedule: its weights at the beginning, and what was decided."""
-        if not (sources := self._history.dataset.outline.mixture.sources):
-            return []
-        names, step = [source.name for source in sources], max(1, self._history.job.step)
-        found = [{"from_step": 0, "weights": _weights(names, [s.share for s in sources])}]
-        for number, change in enumerate(self._history.job.changes):
-            _, position = self._as_known(number).place(change.place)
-            what: dict[str, Any] = {"skipped_steps": change.skipped / step}
+        """The weights of a mixture at the beginning, and what was decided; in steps of the group
+        that joined last."""
+        from ..schedule import EpochSteps
+
+        found: list[dict[str, Any]] = []
+        sources, job = self._history.dataset.outline.mixture.sources, self._history.job
+        names = [source.name for source in sources]
+        if sources:
+            found = [{"from_step": 0, "weights": _weights(names, [s.share for s in sources])}]
+        for number, change in enumerate(job.changes):
+            known = self._as_known(number)
+            steps = EpochSteps(known.schedule, job.step, known.total, job.drops_remainder)
+            first, stop = map(steps.step_of, (change.place, change.place + change.skipped))
+            what: dict[str, Any] = {"skipped_steps": stop - first}
             if change.shares:
                 what = {"weights": _weights(names, change.shares)}
             said = {"reason": change.reason or None, "who": change.who or None}
-            when = {"changed_ms": change.time_ms}
-            found.append({"from_step": position / step, **what, **said, **when})
+            found.append({"from_step": first, **what, **said, "changed_ms": change.time_ms})
         return found
 
     def _verdict(self) -> dict[str, str]:
@@ -126,12 +129,11 @@ class OrderedAnswers:
 
     def _at(self, epoch: int, offset: int, known: Any = None) -> dict[str, Any]:
         """A position in the training, as states have it, and in its epoch; None while an epoch's
-        size is not known. Of a mixture, `known` is its schedule as a group knows it."""
-        if self._history.sources:
-            return {"position": (known or self._known).saved(offset), "offset": offset}
-        total = self._known.total
-        position = None if epoch and total is None else epoch * (total or 0) + offset
-        return {"position": position, "epoch": epoch, "offset": offset}
+        size is not known. `known` is the order as a group knows it."""
+        known = known or self._known
+        position = None if epoch and known.total is None else known.saved(epoch, offset)
+        where = {} if known.is_mixture else {"epoch": epoch}
+        return {"position": position, **where, "offset": offset}
 
     def _start(self, steps: Any) -> dict[str, Any]:
         if self._known.total is not None or not steps.start:

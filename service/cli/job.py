@@ -1,4 +1,4 @@
-"""`forebay job …`: changes what the trainers of a mixture's job read."""
+"""`forebay job …`: changes what the trainers of an ordered job read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..http.families import printable
 from .options import SERVICE, FlagCommand, connects
 from .status import PATIENCE_S
 
-app = typer.Typer(help="Change the schedule of a mixture's job.", no_args_is_help=True)
+app = typer.Typer(help="Change what an ordered job reads.", no_args_is_help=True)
 
 JOB = typer.Argument(..., help="The job's name, or its id.", envvar="FOREBAY_JOB")
 REASON = typer.Option("", help="Is kept in the journal; `forebay audit` shows it.")

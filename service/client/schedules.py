@@ -1,4 +1,4 @@
-"""Changes what the trainers of a mixture's job read, from a step on, without TensorFlow."""
+"""Changes what the trainers of an ordered job read, from a step on, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ def change_weights(
 
     Raises ValueError for wrong weights, NotFound for an unknown job, AlreadyExists if other weights
     begin with that step, FailedPrecondition, with the earliest step that is possible, if a trainer
-    was given that step already, or if one does not answer, Unimplemented for a job of another
-    dataset, and Unavailable.
+    was given that step already, or if one does not answer, and Unavailable.
     """
     _require_name(job)
     if not isinstance(weights, Mapping) or not weights:
@@ -64,11 +63,15 @@ def skip_steps(
     reason: str = "",
     timeout_s: float | None = PATIENCE_S,
 ) -> int:
-    """Leave out the global batches of the steps first … stop - 1 of a mixture's job; returns
-    `first`.
+    """Leave out the global batches of the steps first … stop - 1 of an ordered job, of a mixture or
+    of one dataset; returns `first`.
 
     Step `first` then has what step `stop` would have had. Bundles that lie wholly in between are
     not run, where their lengths are known. A state that was saved behind them goes on where it was.
+
+    Of one dataset, steps count through its epochs, as `start_step` does. What is left out may go
+    over an epoch's end: the epoch then ends at `first`, and the next one begins behind. While an
+    epoch's length is unknown, `stop` must not be behind what is known to be in it.
 
     The arguments and errors are those of `change_weights`.
     """

@@ -19,24 +19,24 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import numpy as np
 
 from ...journal.datasets import SHARES
+from ...journal.proto import events_pb2 as ev
 from ..delivery import EndOfSlice, Slice
 from ..delivery.read_requests import MAX_INDEX, MAX_SLICE_RUNS, UNNEEDED
 from ..errors import FailedPrecondition
-from ..order import Ints
+from ..order import Ints, epoch_order
 from ..picks import MOST
+from ..schedule import Schedule
 from .bundle_lengths import BundleLengths
 from .planned_rounds import PlannedRounds
 from .portions import Portions, by_place
-from .positions import OrderedEpoch
-from .slices import MAX_HOMES, Request
-
-if TYPE_CHECKING:
-    from .ordered import OrderedMode
+from .positions import OrderedEpoch, OrderedRead
+from .read_ahead import ReadAhead
+from .slices import MAX_HOMES, Request, Slices
 
 log = logging.getLogger(__name__)
 
@@ -51,17 +51,55 @@ AHEAD = 16
 """How many bundles behind those that are read have their lengths asked for."""
 
 
+class SharedPlan:
+    """What the plans of a read's sources share."""
+
+    epoch: OrderedEpoch  # of the read; a mixture has one
+    is_full = False  # whether as much is planned as the window holds
+
+    def __init__(self, read: OrderedRead, spec: ev.OrderSpec, slices: Slices) -> None:
+        self.read, self.spec, self.slices = read, spec, slices
+        self.is_endless = bool(read.sources)
+        self.portions = Portions()
+        self.ahead = ReadAhead(self.portions, read)
+        self.until = 0  # all positions before this one are planned
+        self.floor = 0  # nothing of places before this one is needed any more
+        self.left_for_later = False  # whether rounds that are known are not asked for yet
+
+    @property
+    def schedule(self) -> Schedule:
+        """Its places are those of the epoch, or of a mixture."""
+        return self.epoch.schedule
+
+    def has_something(self) -> bool:
+        """Whether something is planned that may be given."""
+        return self.portions.has_before(self.epoch.limit(self.until))
+
+    def epoch_of(self, bundles: slice, number: int) -> OrderedEpoch:
+        """An epoch of the source that has these bundles."""
+        if not self.is_endless:
+            return self.epoch
+        spec = ev.OrderSpec()
+        spec.CopyFrom(self.spec)
+        spec.bundles = bundles.stop - bundles.start
+        of_places, order = epoch_order(spec, self.read.lengths[bundles], number)
+        return replace(
+            self.epoch, number=number, total=order.length, spec=spec, bundles=of_places.tolist(),
+            order=order, drop_remainder=False,
+        )  # fmt: skip
+
+
 class SourceDeal:
     """Which elements of an epoch of a source a consumer gets: those at its positions."""
 
-    def __init__(self, mode: OrderedMode, source: int, first: int) -> None:
+    def __init__(self, shared: SharedPlan, source: int, first: int) -> None:
         """`first`: how many elements the source has in earlier epochs."""
-        self._mode, self._source, self.first = mode, source, first
+        self._shared, self._source, self.first = shared, source, first
         self._last: tuple[int, Ints] = 0, np.zeros(0, np.int64)
 
     def mine(self, first_position: int, count: int) -> Ints:
         """As Deal.mine."""
-        schedule, deal = self._mode.schedule, self._mode.epoch.deal
+        schedule, deal = self._shared.schedule, self._shared.epoch.deal
         places = schedule.places(self._source, self.first + first_position, count)
         positions = schedule.positions_of(places)
         self._last = first_position, positions
@@ -78,15 +116,15 @@ class SourceDeal:
 class SourcePlan:
     """What one consumer has planned of a source."""
 
-    def __init__(self, mode: OrderedMode, number: int, first_bundle: int, bundles: int) -> None:
-        sources = mode.read.sources
+    def __init__(self, shared: SharedPlan, number: int, first_bundle: int, bundles: int) -> None:
+        sources = shared.read.sources
         self.name, self._share = sources[number] if sources else ("", SHARES)
         self.number = number
-        self.lengths = BundleLengths(mode.read, self._ask_length, first_bundle)
+        self.lengths = BundleLengths(shared.read, self._ask_length, first_bundle)
         self.pending: list[tuple[Ints, Ints]] = []  # places and positions that are not put together
         self.floor = 0  # nothing of places before this one is needed any more
         self.is_located = False  # whether its start was found
-        self._mode = mode
+        self._shared = shared
         self._bundles = slice(first_bundle, first_bundle + bundles)
         self._epochs: dict[int, OrderedEpoch] = {}  # of which something may be needed
         self._begun: dict[int, int] = {}  # by place that no worker was told of: its first element
@@ -97,15 +135,15 @@ class SourcePlan:
 
     def begin(self, place: int) -> None:
         """Go on with the first element at this place of the schedule or behind it."""
-        self._start = self._mode.schedule.count_before(place, self.number)
+        self._start = self._shared.schedule.count_before(place, self.number)
         self.is_located = False
         self.pending.clear()
-        self._begin_epoch(0 if self._mode.is_endless else self._mode.epoch.number, 0)
+        self._begin_epoch(0 if self._shared.is_endless else self._shared.epoch.number, 0)
 
     def _begin_epoch(self, number: int, first: int) -> None:
         """`first`: the source's elements in the epochs before, if it goes on through epochs."""
-        self._epoch = self._epochs[number] = self._mode.source_epoch(number, self._bundles)
-        self._deal = SourceDeal(self._mode, self.number, first)
+        self._epoch = self._epochs[number] = self._shared.epoch_of(self._bundles, number)
+        self._deal = SourceDeal(self._shared, self.number, first)
         self._planned = PlannedRounds(self._epoch.order, self._deal)
         self.lengths.begin(self._epoch)
         self._forget_queries()
@@ -114,9 +152,9 @@ class SourcePlan:
         """What was asked is known, or of another epoch."""
 
         def is_mine(request: Request) -> bool:
-            return request.is_query and self._mode.source_at(request.place) is self
+            return request.is_query and self._has(request.place)
 
-        self._mode.slices.withdraw(is_mine)
+        self._shared.slices.withdraw(is_mine)
         self.lengths.forget_queries()
 
     def _locate(self) -> bool:
@@ -125,11 +163,11 @@ class SourcePlan:
             return True
         epoch, offset = self._epoch, self._start
         total = epoch.order.length
-        if offset and self._mode.is_endless and total is not None:
+        if offset and self._shared.is_endless and total is not None:
             self._require_some(total)
             number, offset = divmod(offset, total)
             self._begin_epoch(number, self._start - offset)
-        elif offset and not self._mode.is_endless:
+        elif offset and not self._shared.is_endless:
             if total is None and not epoch.has_a_step():
                 return False
             end = epoch.end()
@@ -145,7 +183,7 @@ class SourcePlan:
 
     def go_back(self, place: int) -> None:
         """Plan again from this place on. All requests were withdrawn."""
-        offset = self._mode.schedule.count_before(place, self.number) - self._deal.first
+        offset = self._shared.schedule.count_before(place, self.number) - self._deal.first
         if offset < 0 or not self.is_located:
             self.begin(place)
             return
@@ -173,13 +211,13 @@ class SourcePlan:
         """Of its next element that is not planned, or, if that is left out, of what comes behind;
         MAX_INDEX if it has no more."""
         if not self.is_located:
-            return self._mode.epoch.start
+            return self._shared.epoch.start
         place = self._next_place
-        return MAX_INDEX if place is None else self._mode.schedule.position_of(place)
+        return MAX_INDEX if place is None else self._shared.schedule.position_of(place)
 
     @property
     def _next_place(self) -> int | None:
-        found = self._mode.schedule.places(self.number, self._deal.first + self._planned.next, 1)
+        found = self._shared.schedule.places(self.number, self._deal.first + self._planned.next, 1)
         return int(found[0]) if len(found) else None
 
     # -- the plan ------------------------------------------------------------------------------
@@ -187,14 +225,14 @@ class SourcePlan:
     def _pass_over(self) -> bool:
         """Go on behind what is left out, if its next element is. False if it is not, or what comes
         behind is not known yet."""
-        schedule, place = self._mode.schedule, self._next_place
+        schedule, place = self._shared.schedule, self._next_place
         if place is None or schedule.positions_of(np.array([place]))[0] >= 0:
             return False
         behind = schedule.place_of(schedule.position_of(place))
         offset = schedule.count_before(behind, self.number) - self._deal.first
         order, planned = self._epoch.order, self._planned
         if order.length is not None and offset >= order.length:
-            if not self._mode.is_endless:
+            if not self._shared.is_endless:
                 has_more = not order.ended(planned.round)
                 planned.go_to(order.known_until, order.length)
                 return has_more
@@ -207,52 +245,55 @@ class SourcePlan:
     def plan(self, until: int) -> None:
         """Plan some of its elements before this position, if they are known, and ask for this
         consumer's."""
-        mode = self._mode
+        shared = self._shared
         while self._locate() and self.next_position < until:
             if self._pass_over():
                 continue
             order, planned = self._epoch.order, self._planned
             if order.ended(planned.round):
-                if not mode.is_endless:
+                if not shared.is_endless:
                     return
                 assert order.length is not None
                 self._require_some(order.length)
                 self._begin_epoch(self._epoch.number + 1, self._deal.first + order.length)
                 continue
-            before = mode.schedule.count_before(mode.schedule.place_of(until), self.number)
+            before = shared.schedule.count_before(shared.schedule.place_of(until), self.number)
             wanted = min(before - self._deal.first - planned.next, MOST)
             known, elements = order.known_until - planned.round, self._epoch.round_elements
             rounds = -(-wanted // elements)
-            if known <= 0 or (known < rounds // 2 and order.length is None and mode.holds_back()):
+            if known <= 0:
                 return
-            most = wanted // mode.epoch.deal.consumers + mode.epoch.deal.batch_size + elements
+            if known < rounds // 2 and order.length is None and shared.has_something():
+                shared.left_for_later = True  # more will be known soon
+                return
+            most = wanted // shared.epoch.deal.consumers + shared.epoch.deal.batch_size + elements
             planned_until = planned.next
-            self._ask(planned.round + min(known, rounds), min(most, mode.ahead.elements()))
+            self._ask(planned.round + min(known, rounds), min(most, shared.ahead.elements()))
             if planned.next > planned_until:  # else these rounds have no elements
                 return
 
     def _ask(self, last: int, most: int) -> None:
         """Ask for this consumer's elements of the rounds from the present one to `last`, but of
         fewer rounds, or a part of one, if these are more than `most`."""
-        mode, base = self._mode, self._place(self._epoch.number, 0)
+        shared, base = self._shared, self._place(self._epoch.number, 0)
         part = self._planned.plan(last, most, MAX_REQUESTS)
         if part.round_elements is not None and not self._has_warned:
-            fitting = mode.portions.fit(LARGE_ROUND_BYTES)
+            fitting = shared.portions.fit(LARGE_ROUND_BYTES)
             self._has_warned = _warn_if_large(part.round_elements, fitting, self._epoch)
         first_indexes = {base + at: index for at, index in part.first_indexes.items()}
         for place, index in first_indexes.items():
-            if not mode.slices.has_home(place):
+            if not shared.slices.has_home(place):
                 self._begun.setdefault(place, index)
         if len(part.places):
             places, positions = part.places + base, self._deal.positions(part.offsets)
             for request in requests_for(
-                mode.portions, places, part.indexes, positions, first_indexes
+                shared.portions, places, part.indexes, positions, first_indexes
             ):
-                mode.slices.ask(request)
+                shared.slices.ask(request)
             self.pending.append((places, positions))
 
     def _rounds_ahead(self) -> int:
-        positions = self._mode.ahead.positions()
+        positions = self._shared.ahead.positions()
         return max(1, positions * self._share // SHARES // self._epoch.round_elements)
 
     def query(self) -> None:
@@ -269,7 +310,7 @@ class SourcePlan:
         opened, coming = order.opened(planned.round, -(-AHEAD * self._share // SHARES))
         for place in opened:
             self.lengths.query_rounds(place, planned.round, self._rounds_ahead())
-        for place in () if self._mode.ahead.is_young else coming:
+        for place in () if self._shared.ahead.is_young else coming:
             if self.lengths.at_least(place):
                 continue  # one element is enough: the bundle is open
             if order.has_started(place, order.known_until):
@@ -285,30 +326,34 @@ class SourcePlan:
         )
         here = min((*opened, *coming), default=order.bundles)
         self.floor = min([self._place(self._epoch.number, here), *lacking])
-        oldest = min(self.floor // self._mode.bundles, self._epoch.number)
-        for number in [number for number in self._epochs if number < oldest]:
-            del self._epochs[number]
+        for number in [*self._epochs]:
+            if number < self._epoch.number and self._place(number + 1, 0) <= self.floor:
+                del self._epochs[number]
         if len(self._begun) > MAX_HOMES:
             self._begun = {at: index for at, index in self._begun.items() if at >= self.floor}
 
     # -- slices --------------------------------------------------------------------------------
 
     def _place(self, epoch: int, place: int) -> int:
-        return epoch * self._mode.bundles + self._bundles.start + place
+        return epoch * self._shared.spec.bundles + self._bundles.start + place
 
     def _ask_length(self, query: Request) -> None:
         query.place = self._place(self._epoch.number, query.place)
-        self._mode.slices.ask(query)
+        self._shared.slices.ask(query)
+
+    def _has(self, place: int) -> bool:
+        at = place % self._shared.spec.bundles
+        return self._bundles.start <= at < self._bundles.stop
 
     def _at(self, place: int) -> tuple[int, int]:
         """The epoch of a place, and the place there."""
-        epoch, at = divmod(place, self._mode.bundles)
+        epoch, at = divmod(place, self._shared.spec.bundles)
         return epoch, at - self._bundles.start
 
     def slice(self, request: Request) -> Slice:
         """What a worker is asked for."""
         number, place = self._at(request.place)
-        epoch, mode = self._epochs[number], self._mode
+        epoch, shared = self._epochs[number], self._shared
         counted = request.is_query and not self.is_located
         if epoch is self._epoch:
             planned = self._planned.index_at(place)
@@ -318,7 +363,7 @@ class SourcePlan:
         if not counted:
             # This consumer needs none before. Others of its group may need those that follow, so a
             # worker begins a run here. The first time it is the same for all.
-            lacking = mode.portions.first_lacking(request.place)
+            lacking = shared.portions.first_lacking(request.place)
             first = planned if lacking is None else lacking
             keep = min(first, self._begun.pop(request.place, first))
         position = self.next_position if request.is_query else request.offset
@@ -330,10 +375,10 @@ class SourcePlan:
             enough=request.enough,
             known=MAX_INDEX if counted else request.known,
             keep=keep,
-            floor=min(mode.floor, request.place),
-            reader=mode.epoch.deal.index,
-            readers=mode.epoch.deal.consumers,
-            position=UNNEEDED if request.is_ahead else mode.epoch.first_place + position,
+            floor=min(shared.floor, request.place),
+            reader=shared.epoch.deal.index,
+            readers=shared.epoch.deal.consumers,
+            position=UNNEEDED if request.is_ahead else shared.epoch.first_place + position,
         )
 
     def ended(self, request: Request, end: EndOfSlice) -> bool:
@@ -356,10 +401,10 @@ class SourcePlan:
         if request.is_query:
             request.place = place
             self.lengths.answered(request)
-        is_idle = len(self._mode.slices.requests) <= 2 * AHEAD  # others may be asked about
+        is_idle = len(self._shared.slices.requests) <= 2 * AHEAD  # others may be asked about
         if (order.known_until, order.length) != known or (end.complete and is_idle):
             return True
-        is_asking = request.is_query and self.is_located and not self._mode.is_full
+        is_asking = request.is_query and self.is_located and not self._shared.is_full
         if is_asking and order.has_started(place, planned.round):
             self.lengths.query_rounds(place, planned.round, self._rounds_ahead())
         return False

@@ -159,7 +159,11 @@ def _consumer_joined(state: State, event: ev.ConsumerJoined) -> None:
     iteration = state.iterations[event.iteration_id]
     iteration.consumers.add(consumer_id)
     if member is not None:
-        state.jobs[iteration.job_id].step = member.batch_size * member.consumers
+        job = state.jobs[iteration.job_id]
+        job.step, job.drops_remainder = (
+            member.batch_size * member.consumers,
+            event.member.drop_remainder,
+        )
     used(state, iteration)
 
 

@@ -27,7 +27,7 @@ class ConsumerStay:
     epoch: int  # of its iteration
     member: ev.GroupMember | None  # of an ordered read
     joined_ms: int | None  # None: before the history begins
-    life: int = 0  # how many changes of the schedule were decided before, while nobody read
+    life: int = 0  # stays of one life know the same changes of the schedule
     changes: int | None = None  # how many it knew when it left; None: it is still there
     left_ms: int | None = None  # None: it is still there
     why: str | None = None
@@ -107,6 +107,7 @@ class JobHistory:
     leased_twice: list[ev.SplitsLeased] = field(default_factory=list)
     skipped: list[ev.SplitSkipped] = field(default_factory=list)
     life: int = 0  # as of a ConsumerStay that begins now
+    first_present: int = 0  # of the stays, since somebody reads
     sources: list[Dataset] = field(default_factory=list)  # of a mixture
     claims: list[BundleClaim] = field(default_factory=list)
 
@@ -225,7 +226,10 @@ class JobHistories:
                 epoch.done = (epoch.done or 0) + len(body.done)
             case "schedule_changed":
                 history = self._of_job(state, body.job_id)
-                history.life += not readers_of(state, history.job)
+                history.life += 1  # what who reads now knows when it ends, an earlier group did not
+                if readers_of(state, history.job):
+                    for stay in history.stays[history.first_present :]:
+                        stay.life = history.life
             case "lengths_learned":
                 learned = self._learned.setdefault(body.dataset_id, {})
                 learned.setdefault(body.bundle_splits, []).append((now, len(body.bundles)))
@@ -292,8 +296,8 @@ class JobHistories:
         now: int | None,
     ) -> None:  # fmt: skip
         history = self._of(state, iteration_id)
-        if history.sources and not state.iterations[iteration_id].consumers:
-            history.life += 1  # what it knows when it ends, an earlier group did not
+        if not state.iterations[iteration_id].consumers:
+            history.first_present = len(history.stays)
         stay = ConsumerStay(who, state.iterations[iteration_id].epoch, member, now, history.life)
         self._stays[who] = stay
         history.stays.append(stay)

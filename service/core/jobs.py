@@ -28,7 +28,7 @@ class GetOrCreateJob(Command, frozen=True, kw_only=True):
     order: ev.OrderSpec | None = None  # of a read in bundles; bundle_splits 0: choose
     content: str = ""  # the content_fingerprint that the dataset must have; empty: any
     one_dataset: bool = False  # nobody may be reading another one under the user's name
-    schedules: bool = False  # whether the trainer knows mixtures
+    schedules: bool = False  # whether the trainer knows mixtures, and changes of schedules
 
 
 class JoinJob(GetOrCreateJob, frozen=True, kw_only=True):
@@ -65,6 +65,11 @@ def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
     if command.name and command.name in state.job_by_name:
         job = state.jobs[state.job_by_name[command.name]]
         _require_same_parameters(job, command)
+        if job.changes and not command.schedules:
+            raise Unimplemented(
+                f"steps of job {job.user_name} were left out, and this trainer's Forebay would "
+                "read them: read it with a newer one"
+            )
         return Decision([], job.job_id)
     dataset = find_dataset(state, command.dataset_id)
     if command.one_dataset:

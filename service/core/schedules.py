@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...journal.datasets import SHARES
 from ...journal.proto import events_pb2 as ev
-from ..errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Unimplemented
+from ..errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
 from .base import Command, Decide, Decision, EventKind, Events
 from .jobs import readers_of
 from .state import DecidedChange, Job, State
@@ -49,11 +49,6 @@ def ordered_job(state: State, job_id: int) -> Job:
     if not job.name:
         raise FailedPrecondition(
             f"job {job.job_id} has no name, and goes with its reader: read with a job_name"
-        )
-    if not state.datasets[job.dataset_id].outline.HasField("mixture"):
-        raise Unimplemented(
-            f"job {job.user_name} reads dataset {job.dataset_id}, and only the schedules of "
-            "mixtures are changed: register a mixture, of this dataset alone if need be"
         )
     return job
 

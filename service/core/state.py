@@ -138,6 +138,7 @@ class Job(Struct):
     ] = []  # bundles with another checksum when they were run again (checksums.py)
     changes: list[DecidedChange] = []  # of what it reads, in the order of their decisions
     step: int = 0  # elements that the group that joined last reads at a time; of an ordered job
+    drops_remainder: bool = False  # whether it reads whole steps only
 
     @property
     def user_name(self) -> str:

@@ -19,12 +19,13 @@ from dataclasses import dataclass, field
 from ...journal.datasets import SHARES
 from ...journal.proto import events_pb2 as ev
 from ..core import commands as c
+from ..core.lengths import UNKNOWN, lengths_of
 from ..core.schedules import change_message, named, ordered_job
 from ..core.state import Consumer, Iteration, Job
 from ..errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
 from ..picks import shares
 from ..proto import forebay_pb2 as pb
-from ..schedule import Schedule
+from ..schedule import EpochSteps, Schedule
 from .decider import Decider
 
 ANSWER_MS = 7_000
@@ -91,17 +92,12 @@ class ScheduleChanges:
             known = ev.Event.FromString(answer.event)
             if answer.number == numbered[1] and known.HasField("schedule_changed"):
                 return self._response(job, known.schedule_changed.change.place)
-        if not job.step:
-            raise FailedPrecondition(
-                f"job {job.user_name} was never read, so its global batch is not known: start its "
-                "trainers once, or register the mixture with these weights"
-            )
+        steps = self._steps(job)
         if len(request.reason) > MAX_REASON:
             raise InvalidArgument(
                 f"a reason of {len(request.reason)} characters: give one of at most {MAX_REASON}"
             )
         change = ev.ScheduleChange(reason=request.reason, who=who)
-        schedule = self._schedule(job)
         first, stop = request.from_step, request.stop
         if not 0 <= first <= MAX_STEP or (stop and not first < stop <= MAX_STEP):
             raise InvalidArgument(
@@ -111,18 +107,18 @@ class ScheduleChanges:
         if not request.stop and not request.HasField("from_step"):
             await self._earliest(job, request, change, numbered)
             return self._response(job, change.place)
-        change.place = schedule.place_of(first * job.step)
+        change.place = steps.place_of(first)
         if stop:
-            change.skipped = schedule.place_of(stop * job.step) - change.place
+            change.skipped = steps.place_of(stop) - change.place
+            self._require_known(job, change)
             self._require_new(job, change)
         else:
             change.shares.extend(self._shares(job, request, change.place))
         if (furthest := await self._propose(job, change, numbered)) is not None:
-            earliest = -(-schedule.position_of(furthest) // job.step)
             raise FailedPrecondition(
                 f"step {request.from_step} of job {job.user_name} is past: its trainers were given "
-                f"all before step {earliest} already; give a step some way behind that, or none "
-                "for the earliest one that is possible"
+                f"all before step {steps.step_of(furthest)} already; give a step some way behind "
+                "that, or none for the earliest one that is possible"
             )
         return self._response(job, change.place)
 
@@ -142,10 +138,10 @@ class ScheduleChanges:
         furthest: int | None = max(reader.position or 0 for reader in readers)
         ahead = 1
         for _ in range(TRIES):
-            schedule = self._schedule(job)
             assert furthest is not None
-            step = -(-schedule.position_of(furthest) // job.step) + ahead
-            change.place = schedule.place_of(step * job.step)
+            steps = self._steps(job)
+            step = steps.step_of(furthest) + ahead
+            change.place = steps.place_of(step)
             change.shares[:] = self._shares(job, request, change.place)
             if (furthest := await self._propose(job, change, numbered)) is None:
                 return
@@ -252,13 +248,49 @@ class ScheduleChanges:
 
     def _schedule(self, job: Job) -> Schedule:
         sources = self._decider.state.datasets[job.dataset_id].outline.mixture.sources
-        return Schedule([s.share for s in sources], map(change_message, job.changes))
+        shares_of = [source.share for source in sources] or [SHARES]
+        return Schedule(shares_of, map(change_message, job.changes))
+
+    def _steps(self, job: Job) -> EpochSteps:
+        """Those of the group that joined last."""
+        if not job.step:
+            raise FailedPrecondition(
+                f"job {job.user_name} was never read, so its global batch is not known: start its "
+                "trainers once"
+            )
+        total = self._total(job)[1]
+        return EpochSteps(self._schedule(job), job.step, total, job.drops_remainder)
+
+    def _total(self, job: Job) -> tuple[int, int | None]:
+        """How many elements an epoch is known to have, and has if that is known."""
+        lengths = lengths_of(self._decider.state, job)
+        known = sum(length for length in lengths if length >= 0)
+        has_end = UNKNOWN not in lengths and not self._is_mixture(job)
+        return known, known if has_end else None
+
+    def _is_mixture(self, job: Job) -> bool:
+        return self._decider.state.datasets[job.dataset_id].outline.HasField("mixture")
+
+    def _require_known(self, job: Job, skip: ev.ScheduleChange) -> None:
+        """Raises FailedPrecondition if an epoch may end before the skip does, or in it."""
+        known, total = self._total(job)
+        if total is None and not self._is_mixture(job) and skip.place + skip.skipped > known:
+            raise FailedPrecondition(
+                f"an epoch of job {job.user_name} is known to have {known} elements, until more "
+                "was read, and may end before the steps that are to be skipped do: read up to "
+                "there first, or give a smaller stop"
+            )
 
     def _shares(self, job: Job, request: pb.ChangeScheduleRequest, place: int) -> tuple[int, ...]:
         """Those that the weights make, beside those that the other sources have at this place."""
         sources = self._decider.state.datasets[job.dataset_id].outline.mixture.sources
         names = [source.name for source in sources]
         weights = {each.source: each.weight for each in request.weights}
+        if not names:
+            raise InvalidArgument(
+                f"job {job.user_name} reads dataset {job.dataset_id}, which is no mixture and has "
+                "no weights"
+            )
         if unknown := [name for name in weights if name not in names]:
             raise InvalidArgument(
                 f"the mixture of job {job.user_name} has no source {unknown}: its sources are "
@@ -270,5 +302,4 @@ class ScheduleChanges:
         )
 
     def _response(self, job: Job, place: int) -> pb.ChangeScheduleResponse:
-        position = self._schedule(job).position_of(place)
-        return pb.ChangeScheduleResponse(step=-(-position // job.step), place=place)
+        return pb.ChangeScheduleResponse(step=self._steps(job).step_of(place), place=place)

@@ -1,4 +1,4 @@
-"""A mixture's consumers, against a walk along the line: any sources, groups, changes and workers.
+"""Consumers in order, against a walk along the line: any sources, groups, changes and workers.
 
 The workers are this test's: they answer in any order, some of what they are asked, at any time.
 """
@@ -75,11 +75,11 @@ class OneLink:
 class Mixture:
     """Sources by the lengths of their bundles, their weights, and how they are read."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, sources: int | None = None) -> None:
         self.rnd = rnd = random.Random(seed)
-        sources = range(rnd.randint(1, 4))
+        numbers = range(sources or rnd.randint(1, 4))
         self.lengths = [
-            [rnd.choice([0, 1, 3, 7, 20]) for _ in range(rnd.randint(1, 12))] for _ in sources
+            [rnd.choice([0, 1, 3, 7, 20]) for _ in range(rnd.randint(1, 12))] for _ in numbers
         ]
         for lengths in self.lengths:
             lengths[0] = lengths[0] or 2
@@ -137,13 +137,13 @@ class Mixture:
 class Consumer:
     """One of a group, and its worker."""
 
-    def __init__(self, mixture: Mixture, known: Sequence[bool], **how: Any) -> None:
-        sources = tuple((str(number), share) for number, share in enumerate(mixture.shares))
-        read = OrderedRead(sources=sources, **how, **mixture.spec)
+    def __init__(self, mixture: Mixture, known: Sequence[bool], read: OrderedRead) -> None:
         sizes = [len(lengths) for lengths in mixture.lengths]
         self.lengths = [length for lengths in mixture.lengths for length in lengths]
         joined = pb.JoinIterationResponse(
-            order=ev.OrderSpec(bundles=sum(sizes), source_bundles=sizes, **mixture.spec),
+            order=ev.OrderSpec(
+                bundles=sum(sizes), source_bundles=sizes if read.sources else (), **mixture.spec
+            ),
             lengths=[n if k else -1 for n, k in zip(self.lengths, known, strict=True)],
             news=pb.ConsumerHeartbeatResponse(version=1, changes=mixture.changes),
         )
@@ -202,8 +202,16 @@ def test_it_is_the_walk(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(rnd.choice([0, 0, 1, 3])):  # while nobody reads
         place = mixture.schedule.place_of(rnd.randint(0, 60) * step)
         mixture.changes.append(mixture.change(place, step))
-    how = {"batch_size": batch, "num_consumers": consumers, "start_position": start}
-    group = [Consumer(mixture, known, consumer_index=n, **how) for n in range(consumers)]
+    sources = tuple((str(number), share) for number, share in enumerate(mixture.shares))
+    how: dict[str, Any] = {"batch_size": batch, "num_consumers": consumers, **mixture.spec}
+    group = [
+        Consumer(
+            mixture,
+            known,
+            OrderedRead(sources=sources, start_position=start, consumer_index=n, **how),
+        )
+        for n in range(consumers)
+    ]
     begin = mixture.schedule.position_of(start)
     next_change = rnd.randint(0, 30)
     for now in range(20_000):
@@ -211,7 +219,7 @@ def test_it_is_the_walk(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
             each.take(goal if rnd.random() < 0.3 else min(goal, len(each.got) + 1))
             each.serve(rnd.choice([0, 0.5, 1]))
             if rnd.random() < 0.02:
-                each.mode._plan_anew()
+                each.mode._plan.plan_anew()
         if now == next_change and len(mixture.changes) < 8:
             _change(mixture, group, step)
             next_change = now + rnd.choice([1, 1, 2, 5, 30])
@@ -225,15 +233,91 @@ def test_it_is_the_walk(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         assert each.got[:goal] == mine
 
 
+@pytest.mark.parametrize(
+    "seed", [*range(20), *(pytest.param(n, marks=pytest.mark.long) for n in range(20, 300))]
+)
+def test_a_dataset_by_itself_is_the_walk_of_its_epochs(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixture = Mixture(seed, sources=1)
+    rnd, total = mixture.rnd, sum(mixture.lengths[0])
+    window = rnd.choice([200, 64 << 20])
+    monkeypatch.setattr(read_ahead, "WINDOW_BYTES", window)
+    consumers, batch, drop = rnd.choice([1, 2, 3]), rnd.choice([1, 2, 5]), rnd.random() < 0.3
+    step, start = consumers * batch, rnd.choice([0, rnd.randint(0, 3 * total)])
+    share = rnd.choice([0, 0.5, 1])
+    known = [rnd.random() < share for _ in mixture.lengths[0]]
+    sizes = [1, step, 3 * step, total, 2 * total + 3]
+    for _ in range(rnd.choice([0, 0, 1, 3])):  # while nobody reads
+        place = rnd.randint(0, 4 * total)
+        mixture.changes.append(ev.ScheduleChange(place=place, skipped=rnd.choice(sizes)))
+    how: dict[str, Any] = {"batch_size": batch, "num_consumers": consumers, **mixture.spec}
+    reads = [
+        OrderedRead(start_position=start, drop_remainder=drop, consumer_index=n, **how)
+        for n in range(consumers)
+    ]
+    source = mixture.source(0)
+    line = [next(source) for _ in range(12 * total)]
+    epoch, begin = divmod(start, total)
+
+    def to_give() -> list[int]:
+        """The places of what is left of the epoch."""
+        left_out = {p for c in mixture.changes for p in range(c.place, c.place + c.skipped)}
+        here = [p for p in range(epoch * total + begin, (epoch + 1) * total) if p not in left_out]
+        return here[: len(here) // step * step] if drop else here
+
+    for _ in range(3):
+        is_first_left = {*range(epoch * total, epoch * total + begin)} <= {
+            p for c in mixture.changes for p in range(c.place, c.place + c.skipped)
+        }
+        if not is_first_left and not to_give():  # the rest is empty: the next epoch begins
+            epoch, begin = epoch + 1, 0
+        group = [Consumer(mixture, known, read) for read in reads]
+        ended: set[int] = set()
+        next_change = rnd.randint(0, 20)
+        for now in range(20_000):
+            for number in rnd.sample(range(consumers), consumers):
+                group[number].take(rnd.choice([len(group[number].got) + 1, 1 << 20]))
+                group[number].serve(rnd.choice([0, 0.5, 1]))
+                if group[number].mode.has_ended():
+                    ended.add(number)
+            if len(ended) == consumers:
+                break
+            if now == next_change and not ended:
+                change = ev.ScheduleChange(skipped=rnd.choice(sizes))
+                _propose(mixture, group, step, change, total)
+                next_change = now + rnd.choice([1, 5, 30])
+        for number, each in enumerate(group):
+            found = [line[p] for at, p in enumerate(to_give()) if at // batch % consumers == number]
+            assert each.got == found
+            reads[number].given = -(-len(found) // batch)
+            assert reads[number].finish()
+            assert reads[number].position() == (epoch + 1) * total
+        epoch, begin = epoch + 1, 0
+
+
 def _change(mixture: Mixture, group: list[Consumer], step: int) -> None:
+    _propose(mixture, group, step, mixture.change(0, step))
+
+
+def _propose(
+    mixture: Mixture,
+    group: list[Consumer],
+    step: int,
+    change: ev.ScheduleChange,
+    total: int | None = None,
+) -> None:
     """Propose a change some way behind who is furthest, and decide it if all agree."""
-    rnd, schedule = mixture.rnd, mixture.schedule
-    furthest = max(each.mode._taken for each in group)
-    place = schedule.place_of(furthest + rnd.choice([0, 0, 1, step, 5 * step]))
-    change = mixture.change(place, step)
+    rnd, epoch = mixture.rnd, group[0].mode._plan.epoch
+    furthest = max(each.mode._hold.taken for each in group)
+    behind = epoch.schedule.place_of(furthest + rnd.choice([0, 0, 1, step, 5 * step]))
+    change.place = place = epoch.first_place + behind
+    is_known = total is None or all(each.mode._plan.epoch.total is not None for each in group)
+    if not is_known and place + change.skipped > (total or 0):  # an epoch may end before
+        return
     for each in group:
         each.hear(proposal=pb.Proposal(number=1 + len(mixture.changes), place=place))
-    refused = any(each.mode._answer.place > place for each in group)
+    refused = any(each.mode._hold._answer.place > place for each in group)
     for each in group:
         each.hear(changes=[] if refused else [change])
     if not refused:

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block, Component
-from forebay.service.client import bundle_lengths, ordered, portions, read_ahead, source_plan
+from forebay.service.client import (
+    bundle_lengths,
+    order_plan,
+    ordered,
+    portions,
+    read_ahead,
+    source_plan,
+)
 from forebay.service.client.ordered import OrderedMode
 from forebay.service.client.positions import OrderedRead
 from forebay.service.delivery import EndOfSlice, Slice
@@ -146,7 +153,7 @@ class Reading:
         self.take()
 
     def held_bytes(self) -> int:
-        portions = self.mode.portions
+        portions = self.mode._portions
         requests = (request for queue in portions._queues.values() for request in queue)
         blocks = [block for request in requests for block in request.blocks]
         return sum(block.payload_bytes for block in (*blocks, *(b for b, _ in portions._ready)))
@@ -176,7 +183,7 @@ def test_whatever_workers_answer_all_is_given_in_order_and_little_is_asked_for(
     most_requests, most_runs = draw(st.sampled_from([3, 2000])), draw(st.sampled_from([1, 3, 1000]))
     random = draw(st.randoms(use_true_random=False))
     with pytest.MonkeyPatch.context() as patch:
-        for module in (ordered, source_plan):
+        for module in (order_plan, source_plan):
             patch.setattr(module, "MAX_REQUESTS", most_requests)
         patch.setattr(source_plan, "MAX_SLICE_RUNS", most_runs)
         patch.setattr(ordered, "CUT_S", draw(st.sampled_from([0.0, 3600.0]), "cut"))
@@ -349,7 +356,7 @@ def test_a_large_round_is_asked_for_in_parts_and_warned_of_once(
         for number, query in reading.queries:
             reading.answer(number, min(query.until, 2000), complete=query.until > 2000)
         reading.give_all(lambda bundle: 2000)
-        assert reading.mode.portions.elements <= 2 * window // 2000 + 2 * read_ahead.FIRST_WINDOW
+        assert reading.mode._portions.elements <= 2 * window // 2000 + 2 * read_ahead.FIRST_WINDOW
     (said,) = caplog.messages
     assert "block_length=1000" in said and "2000 elements, about 3 MB" in said
     assert reading.most_bytes < 2 * window

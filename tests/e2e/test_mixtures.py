@@ -402,10 +402,71 @@ class TestChanges:
             service.skip_steps(cluster.target, "bad", 3, 5)
         with pytest.raises(InvalidArgument, match="first=5 and stop=5"):
             service.skip_steps(cluster.target, "bad", 5, 5)
-        numbers = service.register_dataset(cluster.target, uneven_numbers(300))
-        read(cluster.target, numbers, steps=2, batch_size=24, job_name="plain", **ORDER)
-        with pytest.raises(Unimplemented, match="only the schedules of mixtures"):
-            service.skip_steps(cluster.target, "plain", 5, 6)
+
+
+@pytest.fixture(scope="module")
+def numbers(cluster: Cluster) -> str:
+    return service.register_dataset(cluster.target, uneven_numbers(1_000))
+
+
+@pytest.fixture(scope="module")
+def epochs(cluster: Cluster, numbers: str) -> list[list[int]]:
+    found: list[list[int]] = []
+    for _ in range(3):
+        begin = sum(map(len, found))
+        found.append(read(cluster.target, numbers, start_position=begin, **ORDER).numbers)
+    return found
+
+
+class TestOneDataset:
+    """Steps of a dataset by itself are left out, too."""
+
+    def test_after_a_rewind(self, cluster: Cluster, numbers: str, epochs: list[list[int]]) -> None:
+        epoch, how = epochs[0], {"job_name": "one spike", **ORDER}
+        first = read(cluster.target, numbers, 2, steps=10, batch_size=12, **how)
+        more = read(cluster.target, numbers, 2, steps=5, batch_size=12, state=first.state, **how)
+        assert first.numbers + more.numbers == epoch[: 15 * STEP]
+        assert service.skip_steps(cluster.target, "one spike", 13, 15, reason="spike") == 13
+        again = read(cluster.target, numbers, 3, steps=6, batch_size=8, state=first.state, **how)
+        assert again.numbers == epoch[10 * STEP : 13 * STEP] + epoch[15 * STEP : 18 * STEP]
+        assert again.state["position"] == 18 * STEP
+        behind = read(cluster.target, numbers, steps=2, batch_size=24, start_step=13, **how)
+        assert behind.numbers == epoch[15 * STEP : 17 * STEP]
+
+    def test_over_an_epochs_end_while_it_is_read(
+        self, cluster: Cluster, numbers: str, epochs: list[list[int]]
+    ) -> None:
+        steps = -(-len(epochs[0]) // STEP)
+        change = functools.partial(
+            service.skip_steps, cluster.target, "one end", steps - 3, steps + 2
+        )
+        how = {"job_name": "one end", **ORDER, "batch_size": 12}
+        got = read(cluster.target, numbers, 2, at={5: change}, in_lockstep=True, **how)
+        assert got.numbers == epochs[0][: (steps - 3) * STEP]
+        got = read(cluster.target, numbers, 3, state=got.state, **{**how, "batch_size": 8})
+        assert got.numbers == epochs[1][2 * STEP :]
+        got = read(cluster.target, numbers, 2, state=got.state, **how)
+        assert got.numbers == epochs[2]
+        _, histories, _ = _replayed(FileStorage(cluster.journal))
+        (history,) = (h for h in histories.jobs.values() if h.job.user_name == "one end")
+        answers = OrderedAnswers(history)
+        (said,) = answers.overview()["changes"]
+        assert (said["from_step"], said["skipped_steps"]) == (steps - 3, 5)
+        step = answers.step(steps - 3)  # the first one of epoch 1
+        assert (step["status"], step["batches"][0]["epoch"]) == ("given", 1)
+        assert step["batches"][0]["offset"] == 0
+        assert step["batches"][0]["position"] == len(epochs[0]) + 2 * STEP
+
+    def test_bad_input(self, cluster: Cluster, epochs: list[list[int]]) -> None:
+        other = service.register_dataset(cluster.target, uneven_numbers(400))
+        read(cluster.target, other, steps=6, batch_size=24, job_name="one bad", **ORDER)
+        with pytest.raises(InvalidArgument, match="is no mixture and has no weights"):
+            service.change_weights(cluster.target, "one bad", {"web": 1}, from_step=9)
+        with pytest.raises(FailedPrecondition, match=r"known to have \d+ elements, until more"):
+            service.skip_steps(cluster.target, "one bad", 5, 5_000)
+        with pytest.raises(AlreadyExists, match="leaves out these steps already"):
+            for _ in range(2):
+                service.skip_steps(cluster.target, "one bad", 1, 2)
 
 
 def test_the_audit_names_what_each_life_was_given(

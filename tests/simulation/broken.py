@@ -460,7 +460,7 @@ def counts_what_was_fetched() -> AbstractContextManager[None]:
     def takes(self: OrderedMode) -> Any:
         taken = take(self)
         if taken is not None:
-            fetched[id(self.epoch)] = fetched.get(id(self.epoch), 0) + taken[0].count
+            fetched[id(self._plan.epoch)] = fetched.get(id(self._plan.epoch), 0) + taken[0].count
         return taken
 
     def is_at(self: OrderedEpoch, batches: int) -> int:
@@ -485,8 +485,8 @@ def ends_when_nothing_is_here() -> AbstractContextManager[None]:
     ended = OrderedMode.has_ended
 
     def ends(self: OrderedMode) -> bool:
-        portions = self.portions
-        idle = self._until > 0 and not portions.is_waiting and not portions._ready
+        portions = self._portions
+        idle = self._plan.until > 0 and not portions.is_waiting and not portions._ready
         return ended(self) or idle
 
     return replaced(OrderedMode, has_ended=ends)

@@ -16,8 +16,14 @@ from functools import partial
 from typing import Any
 
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.client import bundle_lengths, claims, portions, read_ahead
-from forebay.service.client import ordered as client
+from forebay.service.client import (
+    bundle_lengths,
+    claims,
+    order_plan,
+    portions,
+    read_ahead,
+    source_plan,
+)
 from forebay.service.client.options import ReadOptions, ShardingPolicy
 from forebay.service.client.positions import ordered_options
 from forebay.service.client.reader import OrderedIterator, Reader, name_of_job
@@ -368,11 +374,10 @@ def scaled(scenario: Scenario) -> Iterator[None]:
             )
             stack.enter_context(of_window)
             is_scarce = asked.ahead == 1  # few are asked for at a time
-            of_requests = replaced(
-                client, AHEAD=asked.ahead, MAX_REQUESTS=5 if is_scarce else client.MAX_REQUESTS
-            )
-            stack.enter_context(of_requests)
+            stack.enter_context(replaced(source_plan, AHEAD=asked.ahead))
             if is_scarce:
+                for module in (source_plan, order_plan):
+                    stack.enter_context(replaced(module, MAX_REQUESTS=5))
                 stack.enter_context(replaced(bundle_lengths, MAX_QUERIES=3))
                 often = property(lambda ahead: ahead.given % 7 == 1)  # it plans anew
                 stack.enter_context(replaced(read_ahead.ReadAhead, is_exceeded=often))

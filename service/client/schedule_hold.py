@@ -1,0 +1,87 @@
+"""ScheduleHold: keeps a consumer from giving what a change of the schedule may make another.
+
+The dispatcher proposes a change to all consumers (service/dispatcher/changes.py). Each says where
+it is, and gives nothing behind the change's place until it is told whether the change holds.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from ...journal.proto import events_pb2 as ev
+from ..blocks import Block
+from ..order import Ints
+from ..proto import forebay_pb2 as pb
+from .heartbeats import News
+from .positions import OrderedEpoch
+
+GIVEN_BATCHES, GIVEN_ELEMENTS, GIVEN_S = 4, 64, 0.1
+"""The trainer is given at most so many batches at a time, or of small ones so many elements; twice
+as many as last time if it comes again within GIVEN_S. A change holds behind what was given."""
+
+
+class ScheduleHold:
+    """Of one consumer. The reading thread calls all but those that say otherwise."""
+
+    def __init__(self, changes: list[ev.ScheduleChange]) -> None:
+        self.changes = changes  # that the reading thread goes by
+        self.taken = 0  # the next position to give
+        self._coming: list[ev.ScheduleChange] = []  # that it has not heard of
+        self._proposal = self._answer = pb.Proposal()
+        self._most_given, self._given_s = 0, 0.0  # positions, at a time, and when that was
+        self._lock = threading.Lock()
+
+    @property
+    def is_news(self) -> bool:
+        """Whether there are changes to `begin` with."""
+        return bool(self._coming)
+
+    def begin(self, begin: Callable[[], OrderedEpoch]) -> None:
+        """Begin an epoch, or go on with another schedule, with all changes."""
+        with self._lock:
+            self.changes += self._coming
+            self._coming.clear()
+            self._epoch = begin()
+
+    def heard(self, news: News) -> bool:
+        """Called by the heartbeat thread. Returns whether the reading thread may go on."""
+        with self._lock:
+            was_held = self._proposal.number
+            self._coming.extend(news.changes)
+            self._proposal, self._answer = pb.Proposal(), pb.Proposal()
+            if news.proposal.number:
+                # A step is wholly given, or not at all: the others of the group are given theirs.
+                behind = self._epoch.deal.step_end(self.taken)
+                place = self._epoch.first_place + self._epoch.schedule.place_of(behind)
+                self._answer = pb.Proposal(number=news.proposal.number, place=place)
+                if place <= news.proposal.place:
+                    self._proposal = news.proposal
+            return bool(was_held or news.changes)
+
+    def report(self, request: pb.ConsumerHeartbeatRequest) -> None:
+        """Called by any thread."""
+        with self._lock:
+            request.changes = len(self.changes) + len(self._coming)
+            request.answer.CopyFrom(self._answer)
+
+    def take(
+        self, take: Callable[[int], tuple[Block, Ints] | None], limit: int
+    ) -> tuple[Block, Ints] | None:
+        """What `take` gives before the position `limit`, or before one that may change."""
+        with self._lock:
+            deal, now = self._epoch.deal, time.monotonic()
+            held = [change.place for change in self._coming]
+            if self._proposal.number:
+                held.append(self._proposal.place)
+            for place in held:
+                here = max(0, place - self._epoch.first_place)
+                limit = min(limit, deal.step_begin(self._epoch.schedule.position_of(here)))
+            least = max(GIVEN_BATCHES * deal.batch_size, GIVEN_ELEMENTS) * deal.consumers
+            most = max(least, 2 * self._most_given if now - self._given_s < GIVEN_S else 0)
+            taken = take(min(limit, self.taken + most))
+            if taken is not None:
+                self.taken = int(taken[1][-1]) + 1
+                self._most_given, self._given_s = min(most, limit), now
+            return taken
