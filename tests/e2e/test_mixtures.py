@@ -458,7 +458,7 @@ class TestOneDataset:
         assert step["batches"][0]["position"] == len(epochs[0]) + 2 * STEP
 
     def test_bad_input(self, cluster: Cluster, epochs: list[list[int]]) -> None:
-        other = service.register_dataset(cluster.target, uneven_numbers(400))
+        other = service.register_dataset(cluster.target, uneven_numbers(3_000))
         read(cluster.target, other, steps=6, batch_size=24, job_name="one bad", **ORDER)
         with pytest.raises(InvalidArgument, match="is no mixture and has no weights"):
             service.change_weights(cluster.target, "one bad", {"web": 1}, from_step=9)
