@@ -80,7 +80,6 @@ def duration(seconds: float | None) -> str:
 def part_findings(status: Status) -> Iterator[Finding]:
     """The storage's first."""
     yield from _storage(status)
-    yield from _clock(status)
     yield from _dispatcher(status)
     yield from _workers(status)
     yield from _failures(status)
@@ -121,18 +120,6 @@ def _storage(status: Status) -> Iterator[Finding]:
     elif storage["answers_s"] is not None and storage["answers_s"] < LATELY_S:
         was = f"it answers again, and did not for {duration(round(storage['was_silent_s']))}"
         yield Finding("note", subject, was, "loads are measured anew", since_s=storage["answers_s"])
-
-
-def _clock(status: Status) -> Iterator[Finding]:
-    if (jumped := status.get("clock_jumped")) and jumped["ago_s"] < LATELY_S:
-        by_s, way = abs(jumped["by_s"]), "ahead" if jumped["by_s"] > 0 else "back"
-        yield Finding(
-            "note", "dispatcher",
-            f"its host's clock jumped {way} by {duration(round(by_s))}: times of events before and "
-            "after do not compare",
-            "see the host's NTP, or whether the machine was suspended",
-            since_s=jumped["ago_s"],
-        )  # fmt: skip
 
 
 def _dispatcher(status: Status) -> Iterator[Finding]:

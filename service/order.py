@@ -407,16 +407,11 @@ class Deal:
         if self.index >= self.consumers:
             raise ValueError(f"index is {self.index} of {self.consumers} consumers: count from 0")
 
-    def mine(self, first_position: int, count: int) -> Ints:
-        """Which of `count` elements from a position on belong to this consumer.
-
-        Returns indexes into these elements, ascending: int64, from 0 to count - 1.
-        """
-        _check_least(0, count=count)
-        first = first_position - self.start
-        number = np.arange(self._mine_before(first), self._mine_before(first + count))
-        others = (self.consumers - 1) * self.batch_size
-        return number + number // self.batch_size * others + self.index * self.batch_size - first
+    def mine(self, positions: Ints) -> Ints:
+        """Which of the elements at these positions belong to this consumer: indexes into them,
+        ascending, int64."""
+        turns = (positions - self.start) // self.batch_size % self.consumers
+        return np.flatnonzero((turns == self.index) & (positions >= self.start))
 
     def _mine_before(self, offset: int) -> int:
         """How many of this consumer's elements come before start + offset."""

@@ -65,7 +65,6 @@ class Schedule:
         self._gone = np.array([*accumulate((b - a for a, b in merged), initial=0)], np.int64)
         self._cuts = (self._starts - self._gone[:-1]).tolist()  # positions at which one is left out
         self.left_out = [(start, stop) for start, stop in merged]  # places, ascending
-        self.is_plain = len(shares) == 1 and not merged  # positions are places and elements
 
     # -- places and positions ------------------------------------------------------------------
 

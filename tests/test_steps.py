@@ -29,7 +29,7 @@ def batches(read: OrderedRead, order: ev.OrderSpec, lengths: list[int]) -> tuple
     epoch = read.begin(order)
     places, indexes = epoch.order.elements(0, epoch.order.known_until)
     end = epoch.deal.end(len(places), read.drop_remainder)
-    mine = epoch.deal.mine(0, end)
+    mine = epoch.deal.mine(np.arange(end))
     names = [(epoch.bundles[places[at]], int(indexes[at])) for at in mine.tolist()]
     size = read.batch_size or 1
     return epoch.number, [names[at : at + size] for at in range(0, len(names), size)]

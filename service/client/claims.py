@@ -25,7 +25,7 @@ from ..proto import forebay_pb2 as pb
 from ..transport.messages import Key
 from .claimer import Claimer
 from .heartbeats import News
-from .links import Client, Links, WorkerLink
+from .links import Client, Links
 from .positions import SAME_EACH_TIME
 from .slices import BundlesMode, Request, Slices
 
@@ -71,8 +71,7 @@ class ClaimsMode(BundlesMode):
     def __init__(self, links: Links, joined: pb.JoinIterationResponse, claimer: Claimer) -> None:
         self._spec, self._epoch = joined.order, joined.epoch
         self._claimer = claimer
-        self.slices = Slices(links, self._slice)
-        self.slices.begin_epoch(self._epoch * self._spec.bundles)
+        self.slices = Slices(links, self._slice, self._epoch * self._spec.bundles)
         self._bundles = np.arange(self._spec.bundles)
         if self._spec.shuffle:
             self._bundles = permuted_many(
@@ -241,9 +240,6 @@ class ClaimsMode(BundlesMode):
         self._finished = news.finished
         self.slices.update(news.tasks)
         self._claimer.heard(news.version)
-
-    def gone(self, link: WorkerLink) -> None:
-        self.slices.gone(link)
 
     def ask_again(self) -> None:
         self.slices.ask_again(lambda request: bool(request.runs))

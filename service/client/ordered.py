@@ -98,10 +98,6 @@ class OrderedMode(BundlesMode):
             )
         return block, None
 
-    @property
-    def patience_s(self) -> float:
-        return self.slices.patience_s
-
     def has_ended(self) -> bool:
         epoch = self._plan.epoch
         epoch.complete = not self._hold.is_news and self._plan.has_ended()
@@ -157,7 +153,7 @@ class OrderedMode(BundlesMode):
 
     def gone(self, link: WorkerLink) -> None:
         self._plan.is_stale = True
-        self.slices.gone(link)
+        super().gone(link)
 
     # -- what workers say ----------------------------------------------------------------------
 

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from ..order import EpochOrder, Ints
-
-
-class Dealing(Protocol):
-    """Who gets which elements of an epoch."""
-
-    def mine(self, first_position: int, count: int) -> Ints:
-        """As Deal.mine."""
+from ..order import Deal, EpochOrder, Ints
 
 
 class PlannedPart(NamedTuple):
@@ -21,7 +15,7 @@ class PlannedPart(NamedTuple):
 
     places: Ints
     indexes: Ints  # in the bundles at these places
-    offsets: Ints  # in the epoch
+    positions: Ints  # of all that is read
     first_indexes: dict[int, int]  # by place: the index of its first element of all consumers
     round_elements: int | None  # of the round of which this is a part; None: all of its rounds
 
@@ -29,13 +23,16 @@ class PlannedPart(NamedTuple):
 class PlannedRounds:
     """The rounds that are planned, and what of the next round is, if it is planned in parts."""
 
-    def __init__(self, order: EpochOrder, deal: Dealing) -> None:
+    def __init__(
+        self, order: EpochOrder, deal: Deal, positions_of: Callable[[int, int], Ints]
+    ) -> None:
+        """`positions_of`: of so many elements from an offset in the epoch on."""
         self.round = 0  # the first one that is not wholly planned
         self.before = 0  # elements of the epoch in the rounds before
         self.next = 0  # the offset in the epoch of the first element to plan, in that round
-        self._order, self._deal = order, deal
+        self._order, self._deal, self._positions_of = order, deal, positions_of
         self._partly: dict[int, int] = {}  # by place: where its elements of that round go on
-        self._dealt: tuple[tuple[int, int], tuple[Ints, Ints, Ints]] | None = None
+        self._dealt: tuple[tuple[int, int], tuple[Ints, Ints, Ints, Ints]] | None = None
 
     def go_to(self, round_number: int, before: int, offset: int | None = None) -> None:
         """Plan next from this offset in the epoch on, by default from the begin of the round."""
@@ -43,7 +40,7 @@ class PlannedRounds:
         self.next = before if offset is None else offset
         self._partly.clear()
         if planned := self.next - before:
-            places, indexes, _ = self._elements(round_number + 1)
+            places, indexes, _, _ = self._elements(round_number + 1)
             self._partly = _ends(places[:planned], indexes[:planned])
 
     def seek(self, offset: int) -> bool:
@@ -65,7 +62,7 @@ class PlannedRounds:
         planned = self.next - before
         if planned:  # go on with the round
             last = self.round + 1
-        places, indexes, mine = self._elements(last)
+        places, indexes, positions, mine = self._elements(last)
         begin = int(np.searchsorted(mine, planned))
         part = mine[begin : begin + most]
         part = part[: _until_place(places[part], most_places)]
@@ -85,17 +82,18 @@ class PlannedRounds:
         else:
             self._partly |= ends
         return PlannedPart(
-            places[part], indexes[part], before + part, first_indexes,
+            places[part], indexes[part], positions[part], first_indexes,
             None if is_whole else len(places),
         )  # fmt: skip
 
-    def _elements(self, last: int) -> tuple[Ints, Ints, Ints]:
-        """The elements of the rounds from the present one to `last`: places, indexes, and which
-        are this consumer's."""
+    def _elements(self, last: int) -> tuple[Ints, Ints, Ints, Ints]:
+        """The elements of the rounds from the present one to `last`: places, indexes, positions,
+        and which are this consumer's."""
         if self._dealt is None or self._dealt[0] != (self.round, last):
             places, indexes = self._order.elements(self.round, last)
-            mine = self._deal.mine(self.before, len(places))
-            self._dealt = (self.round, last), (places, indexes, mine)
+            positions = self._positions_of(self.before, len(places))
+            found = places, indexes, positions, self._deal.mine(positions)
+            self._dealt = (self.round, last), found
         return self._dealt[1]
 
 

@@ -7,7 +7,7 @@ epochs. It names no worker, no consumer and no buffer.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -96,20 +96,24 @@ class OrderedEpoch:
         if self.over and total is not None:
             return (self.number + 1) * total
         after = self.deal.position_after(batches, MAX_POSITION if end is None else end)
-        if total is not None and after == end:  # what was dropped is behind us, too
-            return self.first_place + total
-        return self.first_place + self.schedule.place_of(after)
+        return int(self._saved(np.array([after]))[0])
 
     def positions_behind(self, positions: Ints) -> Ints:
         """As saved states have them, the positions behind the steps of the elements at these. Their
         steps must be whole, or the epoch's end known."""
         step = self.deal.batch_size * self.deal.consumers
-        after = self.deal.start + ((positions - self.deal.start) // step + 1) * step
+        return self._saved(self.deal.start + ((positions - self.deal.start) // step + 1) * step)
+
+    def _saved(self, after: Ints) -> Ints:
+        """As saved states have them, of positions behind whole steps or at the end."""
         places, total = self.schedule.places_of(after), self.order.length
-        if total is not None:
+        if total is not None:  # what was dropped is behind, too
             places[after >= self._end(total)] = total
         return places + self.first_place
 
+
+CYCLE_LENGTH = 16
+"""How many bundles a read has open by default: of all its sources together, at least one each."""
 
 GROUP = "ordered/"
 """What the name of a group's job begins with that got none."""
@@ -121,7 +125,8 @@ class OrderedRead:
 
     seed: int = 0
     shuffle: bool = True
-    cycle_length: int = 16
+    cycle_length: int = CYCLE_LENGTH
+    chooses_cycle: bool = True  # cycle_length was not given
     block_length: int = 1
     bundle_splits: int = 0  # 0: the dispatcher chooses
     batch_size: int | None = None
@@ -142,6 +147,12 @@ class OrderedRead:
     lengths: list[int] = field(default_factory=lambda: [-1])  # by bundle; -1: not known
     epoch: OrderedEpoch | None = None  # that is read, or was read last
     given: int = 0  # batches of it that the trainer has; elements without batch_size
+
+    def mix(self, sources: Sequence[ev.MixtureSource]) -> None:
+        """These are read; none: a dataset by itself."""
+        self.sources = tuple((source.name, source.share) for source in sources)
+        if self.chooses_cycle:  # each source has as many bundles open
+            self.cycle_length = -(-CYCLE_LENGTH // max(1, len(sources)))
 
     @property
     def spec(self) -> ev.OrderSpec:
@@ -356,7 +367,8 @@ def ordered_options(
 ) -> OrderedRead:
     """The keyword arguments of an ordered read, checked. Raises InvalidArgument."""
     names = ORDER
-    ordered = OrderedRead(**_checked(given, names, "in order"))
+    checked = _checked(given, names, "in order")
+    ordered = OrderedRead(**checked, chooses_cycle="cycle_length" not in checked)
     if ordered.start_position and ordered.start_step is not None:
         raise InvalidArgument(
             f"start_position={ordered.start_position} and start_step={ordered.start_step}: give "

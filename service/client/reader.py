@@ -147,8 +147,7 @@ class Reader:
         if self.options.ordered is not None:
             self.options.ordered.dataset = content_fingerprint(definition)
             self.options.ordered.elements = elements
-            mixed = definition.mixture.sources
-            self.options.ordered.sources = tuple((source.name, source.share) for source in mixed)
+            self.options.ordered.mix(definition.mixture.sources)
         if dataset.colocated and self._is_static and self.options.targets == TargetWorkers.AUTO:
             self.options = replace(self.options, targets=TargetWorkers.LOCAL)
         cardinality = self.cardinality = metadata_of(definition.metadata).cardinality
@@ -504,8 +503,9 @@ def read(
         second. It takes `seed`, `shuffle`, `bundle_splits` and `within_bundles`.
       seed, shuffle, cycle_length, block_length, bundle_splits: the order depends on these alone.
         `seed` is 0 by default. `shuffle` is True: each epoch has its own permutation of the
-        bundles. `cycle_length` (16) and `block_length` (1) are those of tf.data's `interleave`. The
-        dispatcher chooses `bundle_splits`.
+        bundles. `cycle_length` and `block_length` (1) are those of tf.data's `interleave`:
+        `cycle_length` bundles are open, by default 16, or of a mixture 16 divided by its sources.
+        The dispatcher chooses `bundle_splits`.
       within_bundles: read a dataset whose nodes count elements (`skip`, `take`, `scan` …), each
         bundle by itself.
       start_position, start_step: where an ordered read begins, in elements over all epochs, or in

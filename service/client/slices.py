@@ -57,6 +57,13 @@ class BundlesMode(Mode):
 
     slices: Slices
 
+    @property
+    def patience_s(self) -> float:
+        return self.slices.patience_s
+
+    def gone(self, link: WorkerLink) -> None:
+        self.slices.gone(link)
+
     def refused(self, worker_uid: int) -> None:
         """A worker that was connected seems to have ended: its address refuses connections."""
         self.slices.refused(worker_uid)
@@ -65,9 +72,12 @@ class BundlesMode(Mode):
 class Slices:
     """The requests of one consumer. The reading thread calls all of it."""
 
-    def __init__(self, links: Links, slice_of: Callable[[Request], Slice]) -> None:
-        """`slice_of` is called each time that a request is sent."""
-        self.first_place = 0  # of the epoch, among those of all epochs
+    def __init__(
+        self, links: Links, slice_of: Callable[[Request], Slice], first_place: int = 0
+    ) -> None:
+        """`slice_of` is called each time that a request is sent. `first_place`: among those of all
+        epochs, where the places are numbered from 0 on."""
+        self.first_place = first_place
         self._links = links
         self._slice_of = slice_of
         self.tasks: dict[int, pb.TaskInfo] = {}  # that can be asked
@@ -149,12 +159,6 @@ class Slices:
             del self.requests[request.key]
         self._waiting = [r for r in self._waiting if not which(r)]
         self._unknown = [r for r in self._unknown if not which(r)]
-
-    def begin_epoch(self, first_place: int) -> None:
-        """The places are of another epoch from now on."""
-        self.withdraw_all()
-        self._homes.clear()
-        self.first_place = first_place
 
     def forget_homes(self, is_passed: Callable[[int], bool]) -> None:
         """Nothing of such places is needed any more, and nothing is asked for."""

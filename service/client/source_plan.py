@@ -89,30 +89,6 @@ class SharedPlan:
         )  # fmt: skip
 
 
-class SourceDeal:
-    """Which elements of an epoch of a source a consumer gets: those at its positions."""
-
-    def __init__(self, shared: SharedPlan, source: int, first: int) -> None:
-        """`first`: how many elements the source has in earlier epochs."""
-        self._shared, self._source, self.first = shared, source, first
-        self._last: tuple[int, Ints] = 0, np.zeros(0, np.int64)
-
-    def mine(self, first_position: int, count: int) -> Ints:
-        """As Deal.mine."""
-        schedule, deal = self._shared.schedule, self._shared.epoch.deal
-        places = schedule.places(self._source, self.first + first_position, count)
-        positions = schedule.positions_of(places)
-        self._last = first_position, positions
-        if schedule.is_plain:
-            return deal.mine(self.first + first_position, count)
-        of = (positions - deal.start) // deal.batch_size % deal.consumers
-        return np.flatnonzero((of == deal.index) & (positions >= deal.start))
-
-    def positions(self, offsets: Ints) -> Ints:
-        """Of elements at these offsets in the epoch, of those that `mine` was last asked for."""
-        return self._last[1][offsets - self._last[0]]
-
-
 class SourcePlan:
     """What one consumer has planned of a source."""
 
@@ -143,10 +119,20 @@ class SourcePlan:
     def _begin_epoch(self, number: int, first: int) -> None:
         """`first`: the source's elements in the epochs before, if it goes on through epochs."""
         self._epoch = self._epochs[number] = self._shared.epoch_of(self._bundles, number)
-        self._deal = SourceDeal(self._shared, self.number, first)
-        self._planned = PlannedRounds(self._epoch.order, self._deal)
+        self._first = first
+        self._planned = self._new_plan()
         self.lengths.begin(self._epoch)
         self._forget_queries()
+
+    def _new_plan(self) -> PlannedRounds:
+        deal = self._shared.epoch.deal
+        return PlannedRounds(self._epoch.order, deal, self._positions)
+
+    def _positions(self, first: int, count: int) -> Ints:
+        """Of elements of the epoch; -1 of those that are left out."""
+        schedule = self._shared.schedule
+        places = schedule.places(self.number, self._first + first, count)
+        return schedule.positions_of(places)
 
     def _forget_queries(self) -> None:
         """What was asked is known, or of another epoch."""
@@ -183,14 +169,14 @@ class SourcePlan:
 
     def go_back(self, place: int) -> None:
         """Plan again from this place on. All requests were withdrawn."""
-        offset = self._shared.schedule.count_before(place, self.number) - self._deal.first
+        offset = self._shared.schedule.count_before(place, self.number) - self._first
         if offset < 0 or not self.is_located:
             self.begin(place)
             return
         self.pending.clear()
         self.lengths.forget_queries()
         # A new plan: who gets which elements of the last rounds may be otherwise now.
-        before, self._planned = self._planned, PlannedRounds(self._epoch.order, self._deal)
+        before, self._planned = self._planned, self._new_plan()
         if not (offset < before.next and self._planned.seek(offset)):
             self._planned.go_to(before.round, before.before, before.next)
 
@@ -217,7 +203,7 @@ class SourcePlan:
 
     @property
     def _next_place(self) -> int | None:
-        found = self._shared.schedule.places(self.number, self._deal.first + self._planned.next, 1)
+        found = self._shared.schedule.places(self.number, self._first + self._planned.next, 1)
         return int(found[0]) if len(found) else None
 
     # -- the plan ------------------------------------------------------------------------------
@@ -229,7 +215,7 @@ class SourcePlan:
         if place is None or schedule.positions_of(np.array([place]))[0] >= 0:
             return False
         behind = schedule.place_of(schedule.position_of(place))
-        offset = schedule.count_before(behind, self.number) - self._deal.first
+        offset = schedule.count_before(behind, self.number) - self._first
         order, planned = self._epoch.order, self._planned
         if order.length is not None and offset >= order.length:
             if not self._shared.is_endless:
@@ -238,7 +224,7 @@ class SourcePlan:
                 return has_more
             self._require_some(order.length)
             epochs, offset = divmod(offset, order.length)
-            first = self._deal.first + epochs * order.length
+            first = self._first + epochs * order.length
             self._begin_epoch(self._epoch.number + epochs, first)
         return self._planned.seek(offset)
 
@@ -255,10 +241,10 @@ class SourcePlan:
                     return
                 assert order.length is not None
                 self._require_some(order.length)
-                self._begin_epoch(self._epoch.number + 1, self._deal.first + order.length)
+                self._begin_epoch(self._epoch.number + 1, self._first + order.length)
                 continue
             before = shared.schedule.count_before(shared.schedule.place_of(until), self.number)
-            wanted = min(before - self._deal.first - planned.next, MOST)
+            wanted = min(before - self._first - planned.next, MOST)
             known, elements = order.known_until - planned.round, self._epoch.round_elements
             rounds = -(-wanted // elements)
             if known <= 0:
@@ -285,7 +271,7 @@ class SourcePlan:
             if not shared.slices.has_home(place):
                 self._begun.setdefault(place, index)
         if len(part.places):
-            places, positions = part.places + base, self._deal.positions(part.offsets)
+            places, positions = part.places + base, part.positions
             for request in requests_for(
                 shared.portions, places, part.indexes, positions, first_indexes
             ):

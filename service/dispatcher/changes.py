@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ...journal.datasets import SHARES
@@ -246,9 +246,12 @@ class ScheduleChanges:
             raise NotFound(f"there is no job {name!r}: `forebay status` has those that there are")
         return found[0].job_id
 
+    def _sources(self, job: Job) -> Sequence[ev.MixtureSource]:
+        """Of a mixture; none: it reads a dataset by itself."""
+        return self._decider.state.datasets[job.dataset_id].outline.mixture.sources
+
     def _schedule(self, job: Job) -> Schedule:
-        sources = self._decider.state.datasets[job.dataset_id].outline.mixture.sources
-        shares_of = [source.share for source in sources] or [SHARES]
+        shares_of = [source.share for source in self._sources(job)] or [SHARES]
         return Schedule(shares_of, map(change_message, job.changes))
 
     def _steps(self, job: Job) -> EpochSteps:
@@ -265,16 +268,13 @@ class ScheduleChanges:
         """How many elements an epoch is known to have, and has if that is known."""
         lengths = lengths_of(self._decider.state, job)
         known = sum(length for length in lengths if length >= 0)
-        has_end = UNKNOWN not in lengths and not self._is_mixture(job)
+        has_end = UNKNOWN not in lengths and not self._sources(job)
         return known, known if has_end else None
-
-    def _is_mixture(self, job: Job) -> bool:
-        return self._decider.state.datasets[job.dataset_id].outline.HasField("mixture")
 
     def _require_known(self, job: Job, skip: ev.ScheduleChange) -> None:
         """Raises FailedPrecondition if an epoch may end before the skip does, or in it."""
         known, total = self._total(job)
-        if total is None and not self._is_mixture(job) and skip.place + skip.skipped > known:
+        if total is None and not self._sources(job) and skip.place + skip.skipped > known:
             raise FailedPrecondition(
                 f"an epoch of job {job.user_name} is known to have {known} elements, until more "
                 "was read, and may end before the steps that are to be skipped do: read up to "
@@ -283,8 +283,7 @@ class ScheduleChanges:
 
     def _shares(self, job: Job, request: pb.ChangeScheduleRequest, place: int) -> tuple[int, ...]:
         """Those that the weights make, beside those that the other sources have at this place."""
-        sources = self._decider.state.datasets[job.dataset_id].outline.mixture.sources
-        names = [source.name for source in sources]
+        names = [source.name for source in self._sources(job)]
         weights = {each.source: each.weight for each in request.weights}
         if not names:
             raise InvalidArgument(

@@ -23,7 +23,6 @@ from ..core.state import Consumer, State
 from ..core.status import encoded_status
 from ..errors import NotFound, Unavailable
 from .changes import ScheduleChanges
-from .clock_watch import ClockWatch
 from .decider import Decider
 from .failure_detector import FailureDetector
 from .garbage_collector import GarbageCollector
@@ -70,7 +69,6 @@ class Dispatcher(Decider):
         self.loads = Loads(state, options.load_window_ms, self.failure_detector.gone_s)
         self.job_reports = JobReports(self)
         self.save_rates = SaveRates(self)
-        self.clock_watch = ClockWatch()
         self._leads_from_s = time.monotonic()
         now_s, now_ms = time.monotonic(), time.time_ns() // 1_000_000
         # By address, monotonic: the clock may jump.
@@ -121,7 +119,6 @@ class Dispatcher(Decider):
         self._run(self.saves.follow(), "forebay-saves")
         self._run(self.loads.watch(lambda: self.storage_watch.silent_s > 0), "forebay-loads")
         self._run(self.storage_watch.keep(), "forebay-storage-watch")
-        self._run(self.clock_watch.keep(), "forebay-clock-watch")
         return self
 
     async def finish(self) -> None:
@@ -153,7 +150,6 @@ class Dispatcher(Decider):
             "leads_s": time.monotonic() - self._leads_from_s,
             "append_s": appends.sum_s / max(1, sum(appends.counts)),  # on average
             "storage": self.storage_watch.status(),
-            "clock_jumped": self.clock_watch.status(),
             "silent_workers": [
                 {"address": worker.address, "silent_s": silent_s}
                 for worker, silent_s in self.failure_detector.silent_workers()

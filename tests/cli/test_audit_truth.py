@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from forebay.journal.codec import decode, encode
@@ -100,7 +101,7 @@ class Trainer:
         self.epoch = read.begin(order)
         places, indexes = self.epoch.order.elements(0, self.epoch.order.known_until)
         end = self.epoch.deal.end(len(places), read.drop_remainder)
-        mine = self.epoch.deal.mine(0, end).tolist()
+        mine = self.epoch.deal.mine(np.arange(end)).tolist()
         names = [(self.epoch.bundles[places[at]], int(indexes[at])) for at in mine]
         size = read.batch_size or 1
         self.batches = [names[at : at + size] for at in range(0, len(names), size)]

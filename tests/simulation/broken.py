@@ -473,9 +473,9 @@ def deals_from_the_first_element() -> AbstractContextManager[None]:
     """A consumer that begins in the middle of an epoch, and deals as from its beginning."""
     mine = Deal.mine
 
-    def deals(self: Deal, first_position: int, count: int) -> Any:
-        numbers = mine(dataclasses.replace(self, start=0), first_position, count)
-        return numbers[numbers + first_position >= self.start]
+    def deals(self: Deal, positions: Any) -> Any:
+        numbers = mine(dataclasses.replace(self, start=0), positions)
+        return numbers[positions[numbers] >= self.start]
 
     return replaced(Deal, mine=deals)
 
