@@ -41,6 +41,7 @@ class OrderedMode(BundlesMode):
         self._waits_s = 0.0  # since when the trainer waits; 0: it does not
         ordered.learn(joined.order, joined.lengths)
         ordered.changes = [*joined.news.changes]
+        ordered.changes_at_join = len(ordered.changes)
         self._read = ordered
         self._plan = OrderPlan(ordered, joined.order, links)
         self.slices, self._portions = self._plan.slices, self._plan.portions

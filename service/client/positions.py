@@ -105,8 +105,9 @@ class OrderedEpoch:
         return self._saved(self.deal.start + ((positions - self.deal.start) // step + 1) * step)
 
     def _saved(self, after: Ints) -> Ints:
-        """As saved states have them, of positions behind whole steps or at the end."""
-        places, total = self.schedule.places_of(after), self.order.length
+        """As saved states have them: the places right behind what was given, which no consumer's
+        knowledge of lengths and changes alters."""
+        places, total = self.schedule.places_of(after - 1) + 1, self.order.length
         if total is not None:  # what was dropped is behind, too
             places[after >= self._end(total)] = total
         return places + self.first_place
@@ -141,6 +142,7 @@ class OrderedRead:
     dataset: str = ""  # its content_fingerprint, once it is known
     sources: tuple[tuple[str, int], ...] = ()  # of a mixture: their names and shares
     changes: list[ev.ScheduleChange] | None = None  # of its schedule; None: it was not read yet
+    changes_at_join: int = 0  # how many of them all of its group joined with
     weights: str | None = None  # of a mixture's state: `Schedule.weights_before` its position
     elements: int | None = None  # of an epoch, as the dispatcher knew before the read began
     bundles: int = 0  # of an epoch, as a saved state has it; 0: it does not say
@@ -193,10 +195,10 @@ class OrderedRead:
         """The elements of an epoch, if all lengths are known. A mixture has no end."""
         return None if self.sources or -1 in self.lengths else sum(self.lengths)
 
-    def schedule(self, first_place: int = 0) -> Schedule:
-        """Of the epoch that begins at this place."""
+    def schedule(self, first_place: int = 0, changes: int | None = None) -> Schedule:
+        """Of the epoch that begins at this place, with all changes, or so many."""
         shares = [share for _, share in self.sources] or [SHARES]
-        return Schedule(shares, self.changes or (), first_place)
+        return Schedule(shares, (self.changes or ())[:changes], first_place)
 
     @property
     def has_moved(self) -> bool:
@@ -289,11 +291,17 @@ class OrderedRead:
                 "each, which is too far: give a smaller start_step or start_position"
             )
         self.given = 0
-        epoch = self._epoch(spec, number, place, total)
-        if epoch.start and total is not None and epoch.end() == epoch.start and not self.in_epoch:
-            epoch = self._epoch(spec, number + 1, 0, total)
-        self.epoch = epoch
-        return epoch
+        if total is not None and not self.in_epoch and self._has_no_rest(number, place, total):
+            number, place = number + 1, 0
+        self.epoch = self._epoch(spec, number, place, total)
+        return self.epoch
+
+    def _has_no_rest(self, number: int, place: int, total: int) -> bool:
+        """Whether a group that joined with this one begins at the end of an epoch."""
+        schedule = self.schedule(number * total, self.changes_at_join)
+        start, step = schedule.position_of(place), (self.batch_size or 1) * self.num_consumers
+        rest = schedule.position_of(total) - start
+        return start > 0 and rest < (step if self.drop_remainder else 1)
 
     def _epoch(
         self, spec: ev.OrderSpec, number: int, place: int, total: int | None
@@ -313,7 +321,8 @@ class OrderedRead:
         """The epoch, and the place in it."""
         step = self.num_consumers * (self.batch_size or 1)
         if self.start_step is not None:
-            steps = EpochSteps(self.schedule(), step, total, self.drop_remainder)
+            at_join = self.schedule(0, self.changes_at_join)
+            steps = EpochSteps(at_join, step, total, self.drop_remainder)
             place = steps.place_of(self.start_step)
             return divmod(place, total) if total else (0, place)
         if self.sources:

@@ -53,8 +53,11 @@ class ScheduleHold:
             self._proposal, self._answer = pb.Proposal(), pb.Proposal()
             if news.proposal.number:
                 # A step is wholly given, or not at all: the others of the group are given theirs.
-                behind = self._epoch.deal.step_end(self.taken)
-                place = self._epoch.first_place + self._epoch.schedule.place_of(behind)
+                epoch, behind = self._epoch, self._epoch.deal.step_end(self.taken)
+                place = epoch.first_place + epoch.schedule.place_of(behind)
+                total = epoch.order.length
+                if total is not None and self.taken <= epoch.schedule.position_of(total) <= behind:
+                    place = epoch.first_place + total
                 self._answer = pb.Proposal(number=news.proposal.number, place=place)
                 if place <= news.proposal.place:
                     self._proposal = news.proposal

@@ -253,9 +253,9 @@ class SourcePlan:
                 shared.left_for_later = True  # more will be known soon
                 return
             most = wanted // shared.epoch.deal.consumers + shared.epoch.deal.batch_size + elements
-            planned_until = planned.next
+            position = self.next_position
             self._ask(planned.round + min(known, rounds), min(most, shared.ahead.elements()))
-            if planned.next > planned_until:  # else these rounds have no elements
+            if self.next_position > position:  # else these rounds have no elements that are read
                 return
 
     def _ask(self, last: int, most: int) -> None:

@@ -65,7 +65,8 @@ class ScheduleChanges:
     def is_news(self, iteration_id: int, request: pb.ConsumerHeartbeatRequest) -> bool:
         """Whether a proposal began or ended since the consumer's answer."""
         proposal = self._proposals.get(iteration_id)
-        return (0 if proposal is None else proposal.number) != request.answer.number
+        number = 0 if proposal is None else proposal.number
+        return request.HasField("answer") and number != request.answer.number
 
     def tell(self, iteration: Iteration, known: int, news: pb.ConsumerHeartbeatResponse) -> None:
         """Say what is proposed, and the job's changes behind the `known` ones."""
@@ -111,7 +112,7 @@ class ScheduleChanges:
         if stop:
             change.skipped = steps.place_of(stop) - change.place
             self._require_known(job, change)
-            self._require_new(job, change)
+            self._require_new(job, change, first, stop)
         else:
             change.shares.extend(self._shares(job, request, change.place))
         if (furthest := await self._propose(job, change, numbered)) is not None:
@@ -217,13 +218,13 @@ class ScheduleChanges:
                 "or none is"
             )
 
-    def _require_new(self, job: Job, skip: ev.ScheduleChange) -> None:
+    def _require_new(self, job: Job, skip: ev.ScheduleChange, first: int, stop: int) -> None:
         """Raises AlreadyExists if the last change was the same skip: somebody repeats himself."""
-        last = job.changes[-1] if job.changes else None
-        if last is None or not last.skipped:
+        if not job.changes or not (last := job.changes[-1]).skipped or last.reason != skip.reason:
             return
-        ends = (last.place + last.skipped, last.skipped, last.reason)
-        if ends == (skip.place, skip.skipped, skip.reason):
+        before = self._steps(job, len(job.changes) - 1)
+        ends = before.place_of(first), before.place_of(stop)
+        if ends == (last.place, last.place + last.skipped):
             raise AlreadyExists(
                 f"job {job.user_name} leaves out these steps already; to leave out as many behind "
                 "them, give another reason"
@@ -250,19 +251,21 @@ class ScheduleChanges:
         """Of a mixture; none: it reads a dataset by itself."""
         return self._decider.state.datasets[job.dataset_id].outline.mixture.sources
 
-    def _schedule(self, job: Job) -> Schedule:
+    def _schedule(self, job: Job, changes: int | None = None) -> Schedule:
+        """With all changes, or so many."""
         shares_of = [source.share for source in self._sources(job)] or [SHARES]
-        return Schedule(shares_of, map(change_message, job.changes))
+        return Schedule(shares_of, map(change_message, job.changes[:changes]))
 
-    def _steps(self, job: Job) -> EpochSteps:
+    def _steps(self, job: Job, changes: int | None = None) -> EpochSteps:
         """Those of the group that joined last."""
         if not job.step:
             raise FailedPrecondition(
                 f"job {job.user_name} was never read, so its global batch is not known: start its "
                 "trainers once"
             )
-        total = self._total(job)[1]
-        return EpochSteps(self._schedule(job), job.step, total, job.drops_remainder)
+        readers = (reader.member for reader in self._readers(job))  # of an earlier version's state
+        drops = job.drops_remainder or any(m is not None and m.drop_remainder for m in readers)
+        return EpochSteps(self._schedule(job, changes), job.step, self._total(job)[1], drops)
 
     def _total(self, job: Job) -> tuple[int, int | None]:
         """How many elements an epoch is known to have, and has if that is known."""

@@ -99,8 +99,17 @@ class KerasPosition(keras.callbacks.Callback):  # type: ignore[misc]
         return sealed({**opened(json.loads(described)), "position": 0, "start_step": start_step})
 
     def describe(self, ordered: OrderedRead) -> None:
-        """It is a position in this read, which has begun."""
+        """It is a position in this read, which has begun. Raises FailedPrecondition if steps are
+        left out."""
         self._read = ordered
+        self._require_all_steps()
+
+    def _require_all_steps(self) -> None:
+        if self._read is not None and any(each.skipped for each in self._read.changes or ()):
+            raise FailedPrecondition(
+                "steps of the job were left out (`skip_steps`), and a Position counts epochs of "
+                "equally many: give the read another job_name, or save its state_dict() instead"
+            )
 
     def end_epoch(self) -> None:
         """The epoch's data have come to their end, or a PreemptionHandler has ended them."""
@@ -212,6 +221,7 @@ class KerasPosition(keras.callbacks.Callback):  # type: ignore[misc]
                 "a Position that counts no steps: give fit callbacks=[…, position], behind "
                 "BackupAndRestore"
             )
+        self._require_all_steps()
         state = {
             "epoch": self.epoch,
             "step": self.step,

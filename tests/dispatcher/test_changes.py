@@ -214,6 +214,22 @@ def test_a_caller_that_goes_holds_nobody() -> None:
     assert not group.told(group.there[0]).proposal.number and group.decided == 2
 
 
+def test_only_who_can_answer_is_woken() -> None:
+    """A trainer of an earlier version would ask again at once, as it answers no proposal."""
+    group = Group()
+    iteration_id = group.there[0].iteration_id
+
+    def look() -> None:
+        earlier, later = pb.ConsumerHeartbeatRequest(), pb.ConsumerHeartbeatRequest()
+        later.answer.SetInParent()
+        assert not group.changes.is_news(iteration_id, earlier)
+        assert group.changes.is_news(iteration_id, later)
+        group.answer(50, *group.there)
+
+    group.decider.meanwhile = look
+    assert group.change(from_step=9) == 9
+
+
 def test_nobody_reads() -> None:
     """Only a step that is given: nobody knows where they go on."""
     group = Group(joined=1)

@@ -23,6 +23,8 @@ import keras
 
 import forebay.keras
 from forebay import service
+from forebay.journal.proto.events_pb2 import ScheduleChange
+from forebay.service.client.positions import OrderedRead
 
 BACKEND = keras.backend.backend()
 if BACKEND == "tensorflow":
@@ -213,6 +215,9 @@ def wrong(folder: Path) -> None:
     refused("keras.Input", lambda: forebay.keras.Position(keras.Sequential([Weights(1)])))
     model, position = model_of()
     refused("a second Position", lambda: forebay.keras.Position(model))
+    skips = OrderedRead(changes=[ScheduleChange(skipped=8)])
+    refused("steps of the job were left out", lambda: position.describe(skips))
+    model, position = model_of()
     zeros = keras.ops.zeros([1, 64])
     refused(
         "Epochs(dataset, position=position)",
