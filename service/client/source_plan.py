@@ -120,13 +120,9 @@ class SourcePlan:
         """`first`: the source's elements in the epochs before, if it goes on through epochs."""
         self._epoch = self._epochs[number] = self._shared.epoch_of(self._bundles, number)
         self._first = first
-        self._planned = self._new_plan()
+        self._planned = PlannedRounds(self._epoch.order, self._shared.epoch.deal, self._positions)
         self.lengths.begin(self._epoch)
         self._forget_queries()
-
-    def _new_plan(self) -> PlannedRounds:
-        deal = self._shared.epoch.deal
-        return PlannedRounds(self._epoch.order, deal, self._positions)
 
     def _positions(self, first: int, count: int) -> Ints:
         """Of elements of the epoch; -1 of those that are left out."""
@@ -138,7 +134,8 @@ class SourcePlan:
         """What was asked is known, or of another epoch."""
 
         def is_mine(request: Request) -> bool:
-            return request.is_query and self._has(request.place)
+            at = request.place % self._shared.spec.bundles
+            return request.is_query and self._bundles.start <= at < self._bundles.stop
 
         self._shared.slices.withdraw(is_mine)
         self.lengths.forget_queries()
@@ -176,7 +173,8 @@ class SourcePlan:
         self.pending.clear()
         self.lengths.forget_queries()
         # A new plan: who gets which elements of the last rounds may be otherwise now.
-        before, self._planned = self._planned, self._new_plan()
+        before = self._planned
+        self._planned = PlannedRounds(self._epoch.order, self._shared.epoch.deal, self._positions)
         if not (offset < before.next and self._planned.seek(offset)):
             self._planned.go_to(before.round, before.before, before.next)
 
@@ -326,10 +324,6 @@ class SourcePlan:
     def _ask_length(self, query: Request) -> None:
         query.place = self._place(self._epoch.number, query.place)
         self._shared.slices.ask(query)
-
-    def _has(self, place: int) -> bool:
-        at = place % self._shared.spec.bundles
-        return self._bundles.start <= at < self._bundles.stop
 
     def _at(self, place: int) -> tuple[int, int]:
         """The epoch of a place, and the place there."""
