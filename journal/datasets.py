@@ -10,6 +10,9 @@ from .proto import events_pb2 as ev
 SHARES = 1 << 32
 """The shares of a mixture's sources add up to this."""
 
+MAX_POSITION = 1 << 56
+"""Of an element in a training that is read in order."""
+
 
 def stored(definition: ev.DatasetDefinition) -> ev.TfDataGraph | ev.PythonFunction | ev.Mixture:
     """The message with the dataset's blob name and fingerprint, whatever its kind."""

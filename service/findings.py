@@ -264,6 +264,13 @@ def _failures(status: Status) -> Iterator[Finding]:
             )  # fmt: skip
 
 
+def change_text(change: Mapping[str, Any]) -> str:
+    """What a change of a schedule says."""
+    if weights := change.get("weights"):
+        return ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
+    return f"{change['skipped_steps']} steps left out"
+
+
 def lost_text(*losses: Mapping[str, Any]) -> str:
     """Such as 1 split and 30 elements that workers had made were."""
     splits, elements = (sum(x.get(each, 0) for x in losses) for each in ("splits", "elements"))

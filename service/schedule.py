@@ -15,7 +15,7 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -64,7 +64,7 @@ class Schedule:
         self._stops = np.array([stop for _, stop in merged], np.int64)
         self._gone = np.array([*accumulate((b - a for a, b in merged), initial=0)], np.int64)
         self._cuts = (self._starts - self._gone[:-1]).tolist()  # positions at which one is left out
-        self.left_out = [(start, stop) for start, stop in merged]  # places, ascending
+        self.left_out = merged  # places, ascending: first, and behind the last
 
     # -- places and positions ------------------------------------------------------------------
 
@@ -145,8 +145,8 @@ class EpochSteps:
     def of_epoch(self, number: int) -> int:
         """How many steps the epoch has; its total is known."""
         assert self._total is not None
-        ends = (self._schedule.position_of(n * self._total) for n in (number, number + 1))
-        return self._steps(-next(ends) + next(ends))
+        first, stop = (self._schedule.position_of(n * self._total) for n in (number, number + 1))
+        return self._steps(stop - first)
 
     def before(self, number: int) -> int:
         """How many steps the epochs before this one have."""
@@ -188,3 +188,18 @@ class EpochSteps:
         before = self._schedule.position_of(epoch * (self._total or 0))
         steps = -((before - self._schedule.position_of(place)) // self._size)
         return self.before(epoch) + (min(steps, self.of_epoch(epoch)) if self._total else steps)
+
+
+def described(change: Any, steps: EpochSteps, names: Sequence[str]) -> dict[str, Any]:
+    """A change that was decided, for people; in steps as before it, with the sources' names."""
+    first, stop = map(steps.step_of, (change.place, change.place + change.skipped))
+    what: dict[str, Any] = {"skipped_steps": stop - first}
+    if change.shares:
+        what = {"weights": weights_of(names, change.shares)}
+    said = {"reason": change.reason or None, "who": change.who or None}
+    return {"from_step": first, **what, **said, "changed_ms": change.time_ms}
+
+
+def weights_of(names: Iterable[str], shares: Sequence[int]) -> dict[str, float]:
+    """By source; they add up to 1."""
+    return {name: round(s / sum(shares), 6) for name, s in zip(names, shares, strict=True)}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ..errors import InvalidArgument
@@ -30,7 +31,7 @@ class OrderedAnswers:
         self._history, self._order = history, history.job.order
         self._parts = parts_of(history.dataset, self._order)
         self._datasets = {d.dataset_id: d for d in (history.dataset, *history.sources)}
-        self._knowns: dict[int, Any] = {}  # by how many changes of the schedule are known
+        self._as_known = functools.cache(self._known_order)
         self._known = self._as_known(len(history.job.changes))
         self._stays = history.groups()
         self._groups = []
@@ -38,13 +39,8 @@ class OrderedAnswers:
             knew = [len(history.job.changes) if s.changes is None else s.changes for s in stays]
             self._groups.append(GroupSteps(self._as_known(max(knew)), stays[0].member))
 
-    def _as_known(self, changes: int) -> Any:
+    def _known_order(self, changes: int) -> Any:
         """The order, as who knew so many changes of the schedule knows it."""
-        if changes not in self._knowns:
-            self._knowns[changes] = self._made_known(changes)
-        return self._knowns[changes]
-
-    def _made_known(self, changes: int) -> Any:
         from ..core.bundles import order_message
         from ..core.schedules import change_message
         from ..steps import KnownOrder
@@ -86,22 +82,17 @@ class OrderedAnswers:
     def _changes(self) -> list[dict[str, Any]]:
         """The weights of a mixture at the beginning, and what was decided; in steps of the group
         that joined last."""
-        from ..schedule import EpochSteps
+        from ..schedule import EpochSteps, described, weights_of
 
         found: list[dict[str, Any]] = []
         sources, job = self._history.dataset.outline.mixture.sources, self._history.job
         names = [source.name for source in sources]
         if sources:
-            found = [{"from_step": 0, "weights": _weights(names, [s.share for s in sources])}]
+            found = [{"from_step": 0, "weights": weights_of(names, [s.share for s in sources])}]
         for number, change in enumerate(job.changes):
             known = self._as_known(number)
             steps = EpochSteps(known.schedule, job.step, known.total, job.drops_remainder)
-            first, stop = map(steps.step_of, (change.place, change.place + change.skipped))
-            what: dict[str, Any] = {"skipped_steps": stop - first}
-            if change.shares:
-                what = {"weights": _weights(names, change.shares)}
-            said = {"reason": change.reason or None, "who": change.who or None}
-            found.append({"from_step": first, **what, **said, "changed_ms": change.time_ms})
+            found.append(described(change, steps, names))
         return found
 
     def _verdict(self) -> dict[str, str]:
@@ -278,10 +269,6 @@ class OrderedAnswers:
         offset = offsets.get(id(self._known))
         nobody = {} if offset is None else self._at(epoch, offset)
         yield from reached or told[-1:] or [{**nobody, **self._nobody()}]
-
-
-def _weights(names: list[str], shares: Sequence[int]) -> dict[str, float]:
-    return {name: round(s / sum(shares), 6) for name, s in zip(names, shares, strict=True)}
 
 
 def _why(stay: Any) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from ..errors import InvalidArgument, NotFound, Unavailable
-from ..findings import duration, error_text, job_name, lost_text, silent_s
+from ..findings import change_text, duration, error_text, job_name, lost_text, silent_s
 from ..http.families import label_value, printable
 from .console import plain_console
 from .options import JSON, SERVICE, connects
@@ -207,6 +207,8 @@ def render(summary: dict[str, Any], sort: str = "job") -> Any:
     of_errors = "job", "ago", "worker", "times", "error"
     parts += _table("errors", of_errors, _errors(summary))
     parts += _table("skipped", ("job", "epoch", "split", "worker", "why"), _skips(summary))
+    of_changes = "job", "from step", "what changed", "who", "why"
+    parts += _table("changes of schedules", of_changes, _changes(summary, names))
     of_metrics = "job", "epoch", "namespace", "metric", "value"
     parts += _table("metrics of splits that have ended", of_metrics, _metrics(summary))
     of_saves = "save", "streams", "splits", "elements", "rate", "left", "waits for"
@@ -259,6 +261,13 @@ def _metrics(summary: dict[str, Any]) -> Iterator[Row]:
                 yield *of_iteration, metric["namespace"], metric["name"], _counted(metric)
             if metrics and metrics["more"]:
                 yield *of_iteration, "…", "…", "others are not kept"
+
+
+def _changes(summary: dict[str, Any], names: dict[int, str]) -> Iterator[Row]:
+    for job in summary.get("schedules", ()):
+        for change in job["changes"]:
+            told = change_text(change), change["who"] or "", change["reason"] or ""
+            yield names[job["job_id"]], str(change["from_step"]), *map(printable, told)
 
 
 def _saves(summary: dict[str, Any]) -> Iterator[Row]:

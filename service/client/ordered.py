@@ -24,7 +24,7 @@ from ..transport.messages import Key
 from .heartbeats import News
 from .links import Client, Links, WorkerLink
 from .order_plan import OrderPlan
-from .positions import OrderedEpoch, OrderedRead
+from .positions import OrderedRead
 from .schedule_hold import ScheduleHold
 from .slices import BundlesMode
 
@@ -51,23 +51,14 @@ class OrderedMode(BundlesMode):
 
     def _begin(self) -> None:
         """Begin where the trainer is."""
-
-        def begin() -> OrderedEpoch:
+        with self._hold.applied():
             self._plan.begin()
-            self._hold.taken = self._plan.epoch.start
-            return self._plan.epoch
-
-        self._hold.begin(begin)
+            self._hold.epoch, self._hold.taken = self._plan.epoch, self._plan.epoch.start
 
     def _change(self) -> None:
         """Go on with another schedule: all behind what was given is planned anew."""
-
-        def begin() -> OrderedEpoch:
-            epoch = self._plan.epoch
-            epoch.schedule = self._read.schedule(epoch.first_place)
-            return epoch
-
-        self._hold.begin(begin)
+        with self._hold.applied():
+            self._plan.epoch.schedule = self._read.schedule(self._plan.epoch.first_place)
         self._portions.clear()
         self._plan.go_back(self._hold.taken)
 
@@ -75,7 +66,7 @@ class OrderedMode(BundlesMode):
 
     def take(self) -> tuple[Block, tuple[Client, int] | None] | None:
         plan, now = self._plan, time.monotonic()
-        if self._hold.is_news:
+        if self._hold.coming:
             self._change()
         if plan.is_due() and self.slices.tasks:
             with self.slices.together():
@@ -101,7 +92,7 @@ class OrderedMode(BundlesMode):
 
     def has_ended(self) -> bool:
         epoch = self._plan.epoch
-        epoch.complete = not self._hold.is_news and self._plan.has_ended()
+        epoch.complete = not self._hold.coming and self._plan.has_ended()
         return epoch.complete
 
     def awaited(self) -> str:

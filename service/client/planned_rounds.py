@@ -17,7 +17,6 @@ class PlannedPart(NamedTuple):
     indexes: Ints  # in the bundles at these places
     positions: Ints  # of all that is read
     first_indexes: dict[int, int]  # by place: the index of its first element of all consumers
-    round_elements: int | None  # of the round of which this is a part; None: all of its rounds
 
 
 class PlannedRounds:
@@ -74,17 +73,13 @@ class PlannedRounds:
         ends = _ends(places[planned:end], indexes[planned:end])
         first_indexes = {place: self.index_at(place) for place in ends}
         self.next = before + end
-        is_whole = end == len(places)
-        if is_whole:
+        if end == len(places):
             self.round, self.before = last, self.next
             self._partly.clear()
             self._dealt = None
         else:
             self._partly |= ends
-        return PlannedPart(
-            places[part], indexes[part], positions[part], first_indexes,
-            None if is_whole else len(places),
-        )  # fmt: skip
+        return PlannedPart(places[part], indexes[part], positions[part], first_indexes)
 
     def _elements(self, last: int) -> tuple[Ints, Ints, Ints, Ints]:
         """The elements of the rounds from the present one to `last`: places, indexes, positions,

@@ -13,14 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...journal.datasets import SHARES
+from ...journal.datasets import MAX_POSITION, SHARES
 from ...journal.proto import events_pb2 as ev
 from ..delivery.read_requests import MAX_INDEX
 from ..errors import FailedPrecondition, InvalidArgument
 from ..order import Deal, EpochOrder, Ints, epoch_order
 from ..schedule import EpochSteps, Schedule
-
-MAX_POSITION = 1 << 56
 
 SAME_EACH_TIME = (
     "a pipeline that gives the same each time (no clocks, no functions in Python that draw random "

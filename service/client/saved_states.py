@@ -10,8 +10,9 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
+from ...journal.datasets import MAX_POSITION
 from ..errors import FailedPrecondition, InvalidArgument
-from .positions import MAX_POSITION, OrderedRead
+from .positions import OrderedRead
 
 VERSION = 2
 """In 1, a start_step of 0 was a step to begin at; in 2 it is none."""

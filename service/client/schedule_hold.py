@@ -6,9 +6,10 @@ it is, and gives nothing behind the change's place until it is told whether the 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ...journal.proto import events_pb2 as ev
 from ..blocks import Block
@@ -25,35 +26,33 @@ as many as last time if it comes again within GIVEN_S. A change holds behind wha
 class ScheduleHold:
     """Of one consumer. The reading thread calls all but those that say otherwise."""
 
+    epoch: OrderedEpoch  # that is read
+
     def __init__(self, changes: list[ev.ScheduleChange]) -> None:
         self.changes = changes  # that the reading thread goes by
         self.taken = 0  # the next position to give
-        self._coming: list[ev.ScheduleChange] = []  # that it has not heard of
+        self.coming: list[ev.ScheduleChange] = []  # that are to be applied
         self._proposal = self._answer = pb.Proposal()
         self._most_given, self._given_s = 0, 0.0  # positions, at a time, and when that was
         self._lock = threading.Lock()
 
-    @property
-    def is_news(self) -> bool:
-        """Whether there are changes to `begin` with."""
-        return bool(self._coming)
-
-    def begin(self, begin: Callable[[], OrderedEpoch]) -> None:
-        """Begin an epoch, or go on with another schedule, with all changes."""
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """All changes are in `changes`. Begin an epoch within the block, or change its schedule."""
         with self._lock:
-            self.changes += self._coming
-            self._coming.clear()
-            self._epoch = begin()
+            self.changes += self.coming
+            self.coming.clear()
+            yield
 
     def heard(self, news: News) -> bool:
         """Called by the heartbeat thread. Returns whether the reading thread may go on."""
         with self._lock:
             was_held = self._proposal.number
-            self._coming.extend(news.changes)
+            self.coming.extend(news.changes)
             self._proposal, self._answer = pb.Proposal(), pb.Proposal()
             if news.proposal.number:
                 # A step is wholly given, or not at all: the others of the group are given theirs.
-                epoch, behind = self._epoch, self._epoch.deal.step_end(self.taken)
+                epoch, behind = self.epoch, self.epoch.deal.step_end(self.taken)
                 place = epoch.first_place + epoch.schedule.place_of(behind)
                 total = epoch.order.length
                 if total is not None and self.taken <= epoch.schedule.position_of(total) <= behind:
@@ -66,7 +65,7 @@ class ScheduleHold:
     def report(self, request: pb.ConsumerHeartbeatRequest) -> None:
         """Called by any thread."""
         with self._lock:
-            request.changes = len(self.changes) + len(self._coming)
+            request.changes = len(self.changes) + len(self.coming)
             request.answer.CopyFrom(self._answer)
 
     def take(
@@ -74,13 +73,13 @@ class ScheduleHold:
     ) -> tuple[Block, Ints] | None:
         """What `take` gives before the position `limit`, or before one that may change."""
         with self._lock:
-            deal, now = self._epoch.deal, time.monotonic()
-            held = [change.place for change in self._coming]
+            deal, now = self.epoch.deal, time.monotonic()
+            held = [change.place for change in self.coming]
             if self._proposal.number:
                 held.append(self._proposal.place)
             for place in held:
-                here = max(0, place - self._epoch.first_place)
-                limit = min(limit, deal.step_begin(self._epoch.schedule.position_of(here)))
+                here = max(0, place - self.epoch.first_place)
+                limit = min(limit, deal.step_begin(self.epoch.schedule.position_of(here)))
             least = max(GIVEN_BATCHES * deal.batch_size, GIVEN_ELEMENTS) * deal.consumers
             most = max(least, 2 * self._most_given if now - self._given_s < GIVEN_S else 0)
             taken = take(min(limit, self.taken + most))

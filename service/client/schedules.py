@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...journal.datasets import MAX_POSITION
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import InvalidArgument
 from ..picks import shares
 from ..proto import forebay_pb2 as pb
 from .datasets import PATIENCE_S
-from .positions import MAX_POSITION
 
 
 def change_weights(

@@ -17,7 +17,6 @@ begin at e * (the bundles of all sources) + (those of the sources before).
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -38,14 +37,9 @@ from .positions import OrderedEpoch, OrderedRead
 from .read_ahead import ReadAhead
 from .slices import MAX_HOMES, Request, Slices
 
-log = logging.getLogger(__name__)
-
 MAX_REQUESTS = 2000
 """When so many slices are outstanding, no more are asked for, and one plan asks for slices of so
 many bundles: a worker bounds them."""
-
-LARGE_ROUND_BYTES = 1 << 30
-"""The consumer warns of rounds that are larger than this, as workers may have to hold them."""
 
 AHEAD = 16
 """How many bundles behind those that are read have their lengths asked for."""
@@ -105,7 +99,6 @@ class SourcePlan:
         self._epochs: dict[int, OrderedEpoch] = {}  # of which something may be needed
         self._begun: dict[int, int] = {}  # by place that no worker was told of: its first element
         self._start = 0  # the source's elements before the read
-        self._has_warned = False
 
     # -- where it is ---------------------------------------------------------------------------
 
@@ -261,9 +254,6 @@ class SourcePlan:
         fewer rounds, or a part of one, if these are more than `most`."""
         shared, base = self._shared, self._place(self._epoch.number, 0)
         part = self._planned.plan(last, most, MAX_REQUESTS)
-        if part.round_elements is not None and not self._has_warned:
-            fitting = shared.portions.fit(LARGE_ROUND_BYTES)
-            self._has_warned = _warn_if_large(part.round_elements, fitting, self._epoch)
         first_indexes = {base + at: index for at, index in part.first_indexes.items()}
         for place, index in first_indexes.items():
             if not shared.slices.has_home(place):
@@ -403,20 +393,6 @@ def requests_for(
             request = Request(place, _runs(indexes[at]), first, int(offsets[at[0]]))
             portions.expect(request)
             yield request
-
-
-def _warn_if_large(elements: int, fitting: int | None, epoch: OrderedEpoch) -> bool:
-    """Warn of a round of so many elements, if it is large: about `fitting` are not yet."""
-    if fitting is None or elements <= fitting or epoch.order.length is not None:
-        return False
-    log.warning(
-        "a round of this order (block_length=%d of each of cycle_length=%d bundles) has %d "
-        "elements, about %d MB, and workers hold a round in memory while the lengths of its "
-        "bundles are unknown: give a smaller block_length or cycle_length",
-        *(epoch.spec.block_length, epoch.spec.cycle_length, elements),
-        elements * (LARGE_ROUND_BYTES >> 20) // fitting,
-    )
-    return True
 
 
 def _parts(indexes: Ints, at: Ints) -> list[Ints]:

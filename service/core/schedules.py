@@ -6,7 +6,7 @@ nobody has given anything behind the place. Of two changes the later one holds, 
 
 from __future__ import annotations
 
-from ...journal.datasets import SHARES
+from ...journal.datasets import MAX_POSITION, SHARES
 from ...journal.proto import events_pb2 as ev
 from ..errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
 from .base import Command, Decide, Decision, EventKind, Events
@@ -15,8 +15,6 @@ from .state import DecidedChange, Job, State
 
 MAX_CHANGES = 2_000
 """Of a job: each of its readers has all of them."""
-
-MAX_PLACE = 1 << 56
 
 
 class ChangeSchedule(Command, frozen=True, kw_only=True):
@@ -66,11 +64,11 @@ def _change_schedule(state: State, command: ChangeSchedule) -> Decision:
         )
     is_one = bool(change.shares) != bool(change.skipped)
     ends = (change.place, change.skipped, change.place + change.skipped)
-    if not is_one or not all(0 <= number <= MAX_PLACE for number in ends):
+    if not is_one or not all(0 <= number <= MAX_POSITION for number in ends):
         raise InvalidArgument(
             f"a change at place {change.place} with {len(change.shares)} shares and "
-            f"skipped={change.skipped}: give a place from 0 to {MAX_PLACE}, and either shares or a "
-            "skipped above 0"
+            f"skipped={change.skipped}: give a place from 0 to {MAX_POSITION}, and either shares "
+            "or a skipped above 0"
         )
     if change.shares:
         sources = len(state.datasets[job.dataset_id].outline.mixture.sources)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup, escape
 
 from ..diagnosis import WAITS_FOR, WORKERS_DO
-from ..findings import duration, error_text, job_name, lost_text
+from ..findings import change_text, duration, error_text, job_name, lost_text
 from ..http.families import label_value, printable
 from . import split_map
 from .series import Series, line, round_up
@@ -123,10 +123,12 @@ def jobs(status: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A row for each job: those that are read first, by their ids; then the others, by when they
     were read last. The newest come first."""
     loads = {load["job_id"]: load for load in status.get("loads", [])}
+    changes = {each["job_id"]: each["changes"] for each in status.get("schedules", [])}
     now_ms = status.get("now_ms") or status["time_ms"]  # or as of an event
-    rows = [
-        _job(job, {**UNMEASURED, **loads.get(job["job_id"], {})}, now_ms) for job in status["jobs"]
-    ]
+    rows = []
+    for job in status["jobs"]:
+        told = {**job, "changes": changes.get(job["job_id"], ())}
+        rows.append(_job(told, {**UNMEASURED, **loads.get(job["job_id"], {})}, now_ms))
     return sorted(rows, key=lambda row: (row["age_s"] if row["is_dead"] else -math.inf, -row["id"]))
 
 
@@ -144,6 +146,7 @@ def _job(job: Mapping[str, Any], load: Mapping[str, Any], now_ms: int) -> dict[s
         "age_s": _age_s(job, now_ms),
         "errors": sorted(job["errors"], key=lambda one: (one["worker"] or "", -one["time_ms"])),
         "losses": [{**x, "what": lost_text(x)} for x in job["losses"][::-1]],
+        "changes": [{**x, "what": change_text(x)} for x in job["changes"]],
         "gone": job["gone"], "left": job["left"], "iterations": job["iterations"],
         "running": running,
         "readers": sum(it["consumers"] for it in running) - len(job["gone"]),

@@ -15,6 +15,7 @@ import itertools
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ...journal.datasets import SHARES
 from ...journal.proto import events_pb2 as ev
@@ -25,7 +26,7 @@ from ..core.state import Consumer, Iteration, Job
 from ..errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
 from ..picks import shares
 from ..proto import forebay_pb2 as pb
-from ..schedule import EpochSteps, Schedule
+from ..schedule import EpochSteps, Schedule, described
 from .decider import Decider
 
 ANSWER_MS = 7_000
@@ -35,6 +36,8 @@ MAX_REASON = 1_000
 """Characters. It stays with the job."""
 
 MAX_STEP = 1 << 40
+
+SHOWN = 20  # changes of a job, in the status; the audit has all
 
 TRIES = 8
 """So often the earliest step is proposed anew, each time further ahead of who was there already."""
@@ -83,6 +86,20 @@ class ScheduleChanges:
             self._decider.look_again()
 
     # -- changes -------------------------------------------------------------------------------
+
+    def status(self) -> list[dict[str, Any]]:
+        """Of jobs that have changes: the last ones, in steps of the group that joined last."""
+        return [
+            {
+                "job_id": job.job_id,
+                "changes": [
+                    described(change, self._steps(job, number), self._names(job))
+                    for number, change in [*enumerate(job.changes)][-SHOWN:]
+                ],
+            }
+            for job in self._decider.state.jobs.values()
+            if job.changes
+        ]
 
     async def change(
         self, request: pb.ChangeScheduleRequest, numbered: tuple[str, int] | None, who: str
@@ -251,6 +268,9 @@ class ScheduleChanges:
         """Of a mixture; none: it reads a dataset by itself."""
         return self._decider.state.datasets[job.dataset_id].outline.mixture.sources
 
+    def _names(self, job: Job) -> list[str]:
+        return [source.name for source in self._sources(job)]
+
     def _schedule(self, job: Job, changes: int | None = None) -> Schedule:
         """With all changes, or so many."""
         shares_of = [source.share for source in self._sources(job)] or [SHARES]
@@ -286,7 +306,7 @@ class ScheduleChanges:
 
     def _shares(self, job: Job, request: pb.ChangeScheduleRequest, place: int) -> tuple[int, ...]:
         """Those that the weights make, beside those that the other sources have at this place."""
-        names = [source.name for source in self._sources(job)]
+        names = self._names(job)
         weights = {each.source: each.weight for each in request.weights}
         if not names:
             raise InvalidArgument(

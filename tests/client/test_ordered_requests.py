@@ -345,11 +345,8 @@ def test_elements_that_become_much_larger(
     assert not reading.worker.asked
 
 
-def test_a_large_round_is_asked_for_in_parts_and_warned_of_once(
-    window: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_large_round_is_asked_for_in_parts(window: int) -> None:
     """While lengths are unknown, workers make all of a round, to know the next one."""
-    monkeypatch.setattr(source_plan, "LARGE_ROUND_BYTES", 3 << 20)
     reading = Reading([2000] * 2, cycle_length=2, block_length=1000)
     while not reading.mode.has_ended():
         reading.take()
@@ -357,8 +354,6 @@ def test_a_large_round_is_asked_for_in_parts_and_warned_of_once(
             reading.answer(number, min(query.until, 2000), complete=query.until > 2000)
         reading.give_all(lambda bundle: 2000)
         assert reading.mode._portions.elements <= 2 * window // 2000 + 2 * read_ahead.FIRST_WINDOW
-    (said,) = caplog.messages
-    assert "block_length=1000" in said and "2000 elements, about 3 MB" in said
     assert reading.most_bytes < 2 * window
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from forebay.journal.datasets import MAX_POSITION
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.client.positions import MAX_POSITION, OrderedRead
+from forebay.service.client.positions import OrderedRead
 from forebay.service.client.saved_states import (
     are_same,
     description_of,
