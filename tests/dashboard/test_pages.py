@@ -248,6 +248,16 @@ def large(cluster: Cluster) -> int:
         cluster.worker(1000 + n, f"10.0.{n // 250}.{n % 250}:5051") for n in range(WORKERS - 1)
     ]
     workers.append(cluster.do(c.RegisterWorker(address=NASTY[2], uid=7, tags=(NASTY[0],))))
+    ordered = cluster.do(
+        c.JoinJob(
+            dataset_id="d", name="ordered", sharding=ev.OFF, epoch=0, schedules=True,
+            order=ev.OrderSpec(cycle_length=1, block_length=1),
+            member=ev.GroupMember(consumers=1, batch_size=8),
+        )
+    )  # fmt: skip
+    change = ev.ScheduleChange(place=80, skipped=16, reason=NASTY[2], who="ann")
+    job_id = cluster.state.iterations[ordered.iteration_id].job_id
+    cluster.do(c.ChangeSchedule(job_id=job_id, change=change, readers=(ordered.consumer_id,)))
     job_id = cluster.job("d", "large")
     iteration = cluster.join(job_id).iteration_id
     its = [task for task in cluster.state.tasks.values() if task.iteration_id == iteration]
@@ -304,6 +314,12 @@ def test_a_large_cluster_with_nasty_names_is_a_picture(browser: Browser, tmp_pat
         assert counts["lost"] == source["lost"] > 0
         assert counts["leased"] == source["leased"] > 0
         assert sum(counts.values()) == SPLITS
+
+        (ordered,) = [j for j in told["jobs"] if j["name"] == "ordered"]  # type: ignore[attr-defined]
+        page.goto(f"{url}/jobs/{ordered['job_id']}")
+        changes = page.get_by_role("region", name="Changes of its schedule")
+        for text in ("10", "2 steps left out", "ann", NASTY[2]):
+            expect(changes).to_contain_text(text)
 
         page.goto(url)
         expect(page.get_by_text(f"{WORKERS - 20:,} workers, page 1")).to_be_visible()

@@ -371,6 +371,9 @@ class TestChanges:
         )
         done = job("skip", "4", "6")
         assert (done.exit_code, done.output) == (0, "job by hand leaves out the steps 4 to 5\n")
+        said = CliRunner().invoke(app, ["status", cluster.target])
+        for text in ("changes of schedules", "more of it", "2 steps left out"):
+            assert text in said.output
         assert job("weights", "web").exit_code == 2
         assert job("weights", "web=1", "--from-step", "-1").exit_code == 2
         _, histories, _ = _replayed(FileStorage(cluster.journal))
