@@ -19,6 +19,7 @@ from forebay.service.blocks import strided
 from forebay.service.client.claims import ClaimsMode
 from forebay.service.client.ordered import OrderedMode
 from forebay.service.client.positions import OrderedEpoch
+from forebay.service.client.schedule_hold import ScheduleHold
 from forebay.service.client.slices import Slices
 from forebay.service.core import (
     commands,
@@ -40,12 +41,14 @@ from forebay.service.delivery.cached import CachedOutput
 from forebay.service.delivery.read_requests import MAX_INDEX
 from forebay.service.delivery.rounds import RoundsOutput
 from forebay.service.dispatcher import decider
+from forebay.service.dispatcher.changes import ScheduleChanges
 from forebay.service.dispatcher.decider import Decider
 from forebay.service.dispatcher.garbage_collector import GarbageCollector
 from forebay.service.dispatcher.history import JournalHistory
 from forebay.service.dispatcher.leadership import Leadership
 from forebay.service.dispatcher.task_removal import TaskRemovals
 from forebay.service.order import Deal
+from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.transport.messages import Key
 from forebay.service.transport.receiving import Receiving
 from forebay.service.transport.sending import SendBuffer
@@ -503,6 +506,47 @@ def gives_steps_in_part() -> AbstractContextManager[None]:
     return replaced(OrderedEpoch, limit=limits)
 
 
+def gives_on_when_asked() -> AbstractContextManager[None]:
+    """A consumer that says where it is, and does not hold until a change is decided."""
+    heard = ScheduleHold.heard
+
+    def hears(self: ScheduleHold, news: Any) -> bool:
+        goes_on = heard(self, news)
+        self._proposal = pb.Proposal()
+        return goes_on
+
+    return replaced(ScheduleHold, heard=hears)
+
+
+def holds_for_ever() -> AbstractContextManager[None]:
+    """A consumer that is not let go when a change was refused."""
+    heard = ScheduleHold.heard
+
+    def hears(self: ScheduleHold, news: Any) -> bool:
+        held = self._proposal
+        goes_on = heard(self, news)
+        if not news.changes and not self._proposal.number:
+            self._proposal = held
+        return goes_on
+
+    return replaced(ScheduleHold, heard=hears)
+
+
+def asks_nobody() -> AbstractContextManager[None]:
+    """A dispatcher that decides what steps are left out, whoever has them."""
+
+    async def decides(self: ScheduleChanges, job: Any, change: Any, numbered: Any) -> None:
+        there = [reader.consumer_id for reader in self._readers(job)]
+        await self._decide(job, change, numbered, there)
+
+    return replaced(ScheduleChanges, _propose=decides)
+
+
+def leaves_out_where_some_lack() -> AbstractContextManager[None]:
+    """A dispatcher that asks those who are there, and not who may come back."""
+    return replaced(ScheduleChanges, _require_all=lambda *_: None)
+
+
 def forgets_cursors() -> AbstractContextManager[None]:
     """A dispatcher that gives out the claims of who left from their beginnings."""
 
@@ -641,6 +685,10 @@ BROKEN: dict[str, Variant] = {
         Variant(deals_from_the_first_element, "was due", mode="ordered"),
         Variant(ends_when_nothing_is_here, "came to the end of epoch", mode="ordered"),
         Variant(gives_steps_in_part, "and should be at", seeds=300, mode="ordered", first=35),
+        Variant(gives_on_when_asked, "was due", mode="ordered"),
+        Variant(holds_for_ever, "did not come to the end", mode="ordered"),
+        Variant(asks_nobody, "was due", mode="ordered"),
+        Variant(leaves_out_where_some_lack, "were not asked", mode="ordered"),
         Variant(forgets_cursors, "was due", ("kill trainer",), mode="claimed"),
         Variant(forgets_claims, "did not come to the end", ("kill trainer",), mode="claimed"),
         Variant(

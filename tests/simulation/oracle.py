@@ -392,6 +392,7 @@ class Oracle:
                 "news",
                 "order",
                 "lengths",
+                "step",
             )  # the rest is what was decided
             fields = response.ListFields()
             answer = tuple(value for field, value in fields if field.name not in as_of_now)
@@ -407,6 +408,9 @@ class Oracle:
         self.counts["believed"] += 1
         if call.method.endswith("/LeaseSplits") and call.reply is not None:
             self.heard.add(pb.LeaseSplitsResponse.FromString(call.reply).lease_id)
+        if call.method.endswith("/JoinIteration") and call.reply is not None:
+            joined = pb.JoinIterationResponse.FromString(call.reply)
+            call.client.local["consumer"] = joined.consumer_id
 
     def check_state(self, server: Process) -> None:
         """If the dispatcher's state is wholly in the journal, it must be what the journal says."""

@@ -27,6 +27,7 @@ from forebay.service.client import (
 from forebay.service.client.options import ReadOptions, ShardingPolicy
 from forebay.service.client.positions import ordered_options
 from forebay.service.client.reader import OrderedIterator, Reader, name_of_job
+from forebay.service.client.schedules import skip_steps
 from forebay.service.delivery import bundles
 from forebay.service.errors import (
     AlreadyExists,
@@ -40,7 +41,7 @@ from forebay.service.order import permuted
 from forebay.service.worker import worker
 
 from .kernel import Kernel, Process, Violation
-from .nodes import Job, Trainer
+from .nodes import Job, Node, Trainer
 from .oracle import Oracle
 from .patches import replaced
 from .pipeline import Pipeline, elements_in
@@ -103,28 +104,36 @@ class Part:
     """What one trainer is to be given, from a position of the training on, of one epoch."""
 
     def __init__(
-        self, order: GlobalOrder, asked: Asked, start: int, in_epoch: bool, index: int, of: int
+        self, group: Group, start: int, in_epoch: bool, index: int, left_out: list[range]
     ) -> None:
-        """With `in_epoch`, the part may be the empty rest of an epoch."""
-        size = asked.step // of or 1
-        step = size * of
-        total = order.total
-        self.number, offset = divmod(start, total) if total else (0, 0)
-        if in_epoch and self.number and not offset:
-            self.number, offset = self.number - 1, total
-
-        def end() -> int:
-            return total - (total - offset) % step if asked.drop_remainder else total
-
-        if offset and end() == offset and not in_epoch:  # the rest is dropped
-            self.number, offset = self.number + 1, 0
-        self._offset, self._end, self._step, self._total = offset, end(), step, total
-        elements = order.epoch(self.number)
-        self._batches = [
-            elements[first : min(first + size, self._end)]
-            for first in range(offset + index * size, self._end, step)
-        ]
+        """With `in_epoch`, the part may be the empty rest of an epoch. Ranges of positions that are
+        `left_out` may be added."""
+        self._group, self._index, self._left_out = group, index, left_out
+        self._size = group.asked.step // group.size or 1
+        self._step = self._size * group.size
+        self._total = total = group.order.total
         self._given = 0
+        self.number, self._offset = divmod(start, total) if total else (0, 0)
+        if in_epoch and self.number and not self._offset:
+            self.number, self._offset = self.number - 1, total
+        if not in_epoch and not self._rest() and any(n < self._offset for n in self._kept()):
+            self.number, self._offset = self.number + 1, 0  # the rest is dropped
+
+    def _kept(self) -> list[int]:
+        """What is read of the epoch: offsets."""
+        base = self.number * self._total
+        gone = {n - base for each in self._left_out for n in each if n < base + self._total}
+        return [n for n in range(self._total) if n not in gone]
+
+    def _rest(self) -> list[int]:
+        """What all trainers are to be given: offsets."""
+        rest = [n for n in self._kept() if n >= self._offset]
+        return rest[: len(rest) // self._step * self._step] \
+            if self._group.asked.drop_remainder else rest  # fmt: skip
+
+    def _due(self) -> list[int]:
+        first = self._given * self._step + self._index * self._size
+        return self._rest()[first : first + self._size]
 
     @property
     def next_epoch(self) -> int:
@@ -132,29 +141,69 @@ class Part:
         return (self.number + 1) * self._total
 
     def give(self, name: str, batch: list[Name]) -> None:
-        due = self._batches[self._given : self._given + 1]
-        if due != [batch]:
+        due, elements = self._due(), self._group.order.epoch(self.number)
+        if not due or [elements[n] for n in due] != batch:
             raise Violation(
                 f"{name} got {batch} as batch {self._given} of its part of epoch {self.number} "
-                f"from {self._offset} on, where {due[0] if due else 'the end'} was due"
+                f"from {self._offset} on, where {[elements[n] for n in due] or 'the end'} was due"
             )
         self._given += 1
+        self._group.dealt(self.number, due, self._index)
 
     def check_end(self, name: str) -> None:
-        if left := self._batches[self._given :]:
+        if due := self._due():
             raise Violation(
-                f"{name} came to the end of epoch {self.number}, and its part has {len(left)} more "
-                f"batches, from {left[0]} on"
+                f"{name} came to the end of epoch {self.number}, and its part has more batches, "
+                f"from {self._group.order.epoch(self.number)[due[0]]} on"
             )
 
     def check_position(self, name: str, position: int) -> None:
         """It is `position`, as the trainer says: what all trainers have reached by this step."""
-        reached = min(self._offset + self._given * self._step, self._end)
-        due = {self.number * self._total + reached}
-        if self._given and reached == self._end:  # what is dropped may be behind it or before it
+        rest = self._rest()
+        reached = rest[: self._given * self._step]
+        due = {self.number * self._total + (reached[-1] + 1 if reached else self._offset)}
+        if self._given and reached == rest:  # what is dropped may be behind it or before it
             due.add(self.next_epoch)
         if position not in due:
             raise Violation(f"{name} is at position {position}, and should be at {sorted(due)}")
+
+
+class Changes:
+    """Steps that are left out, as the journal says: which consumers that holds for.
+
+    A change holds for all who are there when it is decided, and has asked them all before; and for
+    who joins later, but not for who was given up before, and reads on.
+    """
+
+    def __init__(self, oracle: Oracle, group: Group) -> None:
+        self._oracle, self._group = oracle, group
+        self._of_job: dict[int, list[range]] = {}
+        self.known: dict[int, list[range]] = {}  # by consumer
+
+    def _consumer_joined(self, event: ev.ConsumerJoined) -> None:
+        job, _ = self._oracle.books.epochs[event.iteration_id]
+        self.known[event.consumer_id] = [*self._of_job.get(job, [])]
+
+    def _schedule_changed(self, event: ev.ScheduleChanged) -> None:
+        books, change = self._oracle.books, event.change
+        gone = range(change.place, change.place + change.skipped)
+        self._of_job.setdefault(event.job_id, []).append(gone)
+        there = [c for c, i in books.consumers.items() if books.epochs[i][0] == event.job_id]
+        there = [c for c in there if c not in books.left]
+        if len(there) not in (0, self._group.size):
+            raise Violation(f"steps are left out by {there}, and the others were not asked")
+        if not there:  # it may begin before what some have read
+            self._group.agrees = False
+        for consumer in there:
+            self.known[consumer].append(gone)
+
+    def facts(self, name: str, response: Any) -> Iterator[tuple[str, bool]]:
+        said = [response.place] if name == "ChangeSchedule" else []
+        if name == "ConsumerHeartbeat":
+            said = [change.place for change in response.changes]
+        known = {gone.start for changes in self._of_job.values() for gone in changes}
+        for place in said:
+            yield f"a change at {place}", place in known
 
 
 class Lengths:
@@ -203,6 +252,15 @@ class Group:
         self.ending = False  # and nobody is to be started before all have ended
         self.changed = WaitingRoom()
         self._states: dict[int, Any] = {}  # that were saved, by position
+        self.changes = Changes(oracle, self)
+        self.agrees = True  # all divide the order alike
+        self._dealt: dict[tuple[int, int], int] = {}  # to whom, by epoch and offset
+
+    def dealt(self, epoch: int, offsets: list[int], index: int) -> None:
+        """A trainer got these."""
+        for offset in offsets if self.agrees else ():
+            if (other := self._dealt.setdefault((epoch, offset), index)) != index:
+                raise Violation(f"{offset} of epoch {epoch} went to trainers {other} and {index}")
 
     @property
     def finished(self) -> bool:
@@ -237,6 +295,7 @@ class Group:
         saved = [(self.asked.start, None), *self._states.items()]
         position, state = rng.choice(saved[-4:] if rng.random() < 0.7 else saved)
         self.size = rng.choice(self.asked.sizes[: len(self.members)])
+        self.agrees, self._dealt = True, {}
         self.kernel.trace("together", self.size, position)
         for member in self.members:
             member.done = member.index >= self.size
@@ -316,11 +375,18 @@ class OrderedTrainer(Trainer):
     def _read_epoch(self, iterator: OrderedIterator, state: Any) -> None:
         group, rng, oracle = self._group, self.kernel.rng, self._group.oracle
         in_epoch = state is not None and state["in_epoch"]
-        part = Part(group.order, group.asked, self.position, in_epoch, self.index, group.size)
+
+        def begin() -> Part:
+            assert self.process is not None
+            known = group.changes.known[self.process.local["consumer"]]
+            return Part(group, self.position, in_epoch, self.index, known)
+
+        part = None
         with iterator:
             if state is not None:
                 iterator.load_state_dict(state)
             for item in iterator:
+                part = part or begin()
                 elements = elements_in(item.reshape(-1, 5))
                 part.give(self.name, [(e.pass_number, e.split, e.number) for e in elements])
                 oracle.element_count += len(elements)
@@ -329,6 +395,7 @@ class OrderedTrainer(Trainer):
                     group.changed.wait(1.0)
                 if self.job.step_s:
                     self.kernel.sleep(self.job.step_s * rng.uniform(0.1, 2))
+            part = part or begin()
             part.check_end(self.name)
             self.position = iterator.position
             if self.position != part.next_epoch:
@@ -355,6 +422,32 @@ class OrderedTrainer(Trainer):
     def killed(self, process: Process) -> None:
         super().killed(process)
         self._group.lost()
+
+
+class Skipper(Node):
+    """Somebody who has steps left out, whoever reads: ahead of the trainers, or behind some."""
+
+    def __init__(self, this: Kernel, host: str, job: Job, group: Group, at: list[int]) -> None:
+        super().__init__(this, "skipper", host)
+        self._job, self._group, self._at = job, group, at
+
+    def main(self) -> None:
+        rng, group = self.kernel.rng, self._group
+        for position in self._at:
+            while group.slowest < position and not group.finished:
+                group.changed.wait(1.0)
+            self.kernel.sleep(self._job.step_s * rng.uniform(0, 5))
+            now = group.slowest // max(group.asked.step, group.size)
+            first = max(0, now + rng.choice([-2, 0, 1, 2, 4, 8, 16]))
+            stop, patience_s = first + rng.choice([1, 2, 5, 20]), rng.choice([1.0, 30.0])
+            try:
+                skip_steps(self._job.service, "job", first, stop, timeout_s=patience_s)
+            except (
+                *(AlreadyExists, FailedPrecondition, InvalidArgument, NotFound),
+                Unavailable,  # then it may hold
+            ) as error:
+                self.kernel.trace("refused", error)
+        self.done = True
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from .kernel import Kernel, Violation, running
 from .network import Network, Weather
 from .nodes import Job, Node, Operator, Trainer, WorkerNode
 from .oracle import Oracle
-from .ordered import Group, Lengths, OrderedTrainer, scaled
+from .ordered import Group, Lengths, OrderedTrainer, Skipper, scaled
 from .patches import replaced
 from .pipeline import STRUCTURE, ChecksumOfSplits
 from .saves import Saver, SharedFiles, stood_in_for
@@ -102,6 +102,7 @@ class Run:
             scenario.step_s, scenario.leaves, scenario.preempted,
         )  # fmt: skip
         self.shards: Shards | None = None
+        self.group: Group | None = None  # that reads in order
         places = [hosts[(2 if scenario.neighbours else 5) + i] for i in range(scenario.trainers)]
         self.trainers = self._make_trainers(places)
         self.nodes: list[Node] = [*self.dispatchers, *self.workers, *self.trainers]
@@ -113,6 +114,8 @@ class Run:
             self.nodes.append(self.readers[-1])
         if scenario.removals:
             self.nodes.append(Operator(this, "operator", hosts[8], self.job, scenario.removals))
+        if self.group is not None and scenario.skips:
+            self.nodes.append(Skipper(this, hosts[8], self.job, self.group, scenario.skips))
         self._healed = False
 
     def _make_trainers(self, hosts: list[str]) -> list[Trainer]:
@@ -136,8 +139,8 @@ class Run:
                     for (name, host), trainer_id in zip(names, ids, strict=False)
                 ]  # fmt: skip
             case "ordered":
-                group = Group(this, self.oracle, scenario)
-                self.oracle.rules.append(Lengths(group.order))
+                group = self.group = Group(this, self.oracle, scenario)
+                self.oracle.rules += [Lengths(group.order), group.changes]
                 job.structure = STRUCTURE
                 return [OrderedTrainer(this, name, host, job, group) for name, host in names]
             case "claimed":

@@ -132,6 +132,7 @@ class Scenario:
     expected_s: float = 2.0  # for a task's first reader to come
     rejects: bool = False  # partitions are firewalls that reject, where dispatchers listen
     asked: Asked | None = None  # of a read in bundles
+    skips: list[int] = field(default_factory=list)  # positions where somebody leaves out steps
     faults: list[Fault] = field(default_factory=list)
 
     @property
@@ -239,6 +240,7 @@ def draw(seed: int, only: Sequence[str] = (), mode: str = "") -> Scenario:
             scenario.removals = [(at_s, tidy.random() < 0.5) for at_s in sorted(moments)]
     if scenario.mode == "ordered":
         _have_read_in_order(scenario, in_order)
+        _have_steps_left_out(scenario, random.Random(f"skips 40 {seed}"))
     if scenario.mode == "claimed":
         _have_claimed(scenario, by_claims)
     kinds = [k for k in FAULTS if (chances if k in LATER else rng).random() < share]
@@ -326,6 +328,17 @@ def _have_read_in_order(scenario: Scenario, rng: random.Random) -> None:
         ahead=rng.choice([1, 3, 16]),
         ahead_bytes=rng.choice([100, 1_000, 4 << 20]),
     )
+
+
+def _have_steps_left_out(scenario: Scenario, rng: random.Random) -> None:
+    assert scenario.asked is not None
+    if rng.random() < 0.4:
+        scenario.named, scenario.asked = True, replace(scenario.asked, by_steps=False)
+        scenario.pipeline = replace(scenario.pipeline, splits=scenario.pipeline.splits + 20)
+        scenario.epochs, scenario.step_s = rng.randint(2, 4), rng.choice([1e-3, 2e-2])
+        scenario.together = rng.random() < 0.7
+        end = scenario.epochs * sum(map(scenario.pipeline.kept, range(scenario.pipeline.splits)))
+        scenario.skips = sorted(rng.randint(0, end) for _ in range(rng.randint(1, 8)))
 
 
 def _have_claimed(scenario: Scenario, rng: random.Random) -> None:
