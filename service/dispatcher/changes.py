@@ -265,8 +265,9 @@ class ScheduleChanges:
         return found[0].job_id
 
     def _sources(self, job: Job) -> Sequence[ev.MixtureSource]:
-        """Of a mixture; none: it reads a dataset by itself."""
-        return self._decider.state.datasets[job.dataset_id].outline.mixture.sources
+        """Of a mixture; none: it reads a dataset by itself. Raises NotFound if it was removed."""
+        state = self._decider.state
+        return state.datasets[ordered_job(state, job.job_id).dataset_id].outline.mixture.sources
 
     def _names(self, job: Job) -> list[str]:
         return [source.name for source in self._sources(job)]

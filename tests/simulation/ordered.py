@@ -427,15 +427,17 @@ class OrderedTrainer(Trainer):
 class Skipper(Node):
     """Somebody who has steps left out, whoever reads: ahead of the trainers, or behind some."""
 
-    def __init__(self, this: Kernel, host: str, job: Job, group: Group, at: list[int]) -> None:
+    def __init__(self, this: Kernel, host: str, trainer: OrderedTrainer, at: list[int]) -> None:
         super().__init__(this, "skipper", host)
-        self._job, self._group, self._at = job, group, at
+        self._job, self._group, self._at = trainer.job, trainer._group, at
 
     def main(self) -> None:
         rng, group = self.kernel.rng, self._group
         for position in self._at:
             while group.slowest < position and not group.finished:
                 group.changed.wait(1.0)
+            if group.finished:
+                break
             self.kernel.sleep(self._job.step_s * rng.uniform(0, 5))
             now = group.slowest // max(group.asked.step, group.size)
             first = max(0, now + rng.choice([-2, 0, 1, 2, 4, 8, 16]))

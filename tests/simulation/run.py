@@ -102,7 +102,6 @@ class Run:
             scenario.step_s, scenario.leaves, scenario.preempted,
         )  # fmt: skip
         self.shards: Shards | None = None
-        self.group: Group | None = None  # that reads in order
         places = [hosts[(2 if scenario.neighbours else 5) + i] for i in range(scenario.trainers)]
         self.trainers = self._make_trainers(places)
         self.nodes: list[Node] = [*self.dispatchers, *self.workers, *self.trainers]
@@ -114,8 +113,8 @@ class Run:
             self.nodes.append(self.readers[-1])
         if scenario.removals:
             self.nodes.append(Operator(this, "operator", hosts[8], self.job, scenario.removals))
-        if self.group is not None and scenario.skips:
-            self.nodes.append(Skipper(this, hosts[8], self.job, self.group, scenario.skips))
+        if scenario.skips and isinstance(first := self.trainers[0], OrderedTrainer):
+            self.nodes.append(Skipper(this, hosts[8], first, scenario.skips))
         self._healed = False
 
     def _make_trainers(self, hosts: list[str]) -> list[Trainer]:
@@ -139,7 +138,7 @@ class Run:
                     for (name, host), trainer_id in zip(names, ids, strict=False)
                 ]  # fmt: skip
             case "ordered":
-                group = self.group = Group(this, self.oracle, scenario)
+                group = Group(this, self.oracle, scenario)
                 self.oracle.rules += [Lengths(group.order), group.changes]
                 job.structure = STRUCTURE
                 return [OrderedTrainer(this, name, host, job, group) for name, host in names]

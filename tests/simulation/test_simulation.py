@@ -60,6 +60,7 @@ FOUND_IN_ORDER = {
     "a consumer could plan no round, as a bundle's run waited for others to ask for more": 7,
     "the memory of a bundle that is read was taken by one that is read later": 18,
     "a worker dropped what a slice lacked, as its reader had once only counted the bundle": 30,
+    "an answer that steps are left out failed, as the job was removed meanwhile": 1103,
 }
 
 
