@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -427,9 +427,14 @@ class OrderedTrainer(Trainer):
 class Skipper(Node):
     """Somebody who has steps left out, whoever reads: ahead of the trainers, or behind some."""
 
-    def __init__(self, this: Kernel, host: str, trainer: OrderedTrainer, at: list[int]) -> None:
+    def __init__(
+        self, this: Kernel, host: str, trainer: OrderedTrainer, at: list[int],
+        faults: Sequence[Callable[[], None]],
+    ) -> None:  # fmt: skip
+        """Some `faults` come while a change is under way."""
         super().__init__(this, "skipper", host)
         self._job, self._group, self._at = trainer.job, trainer._group, at
+        self._faults = faults
 
     def main(self) -> None:
         rng, group = self.kernel.rng, self._group
@@ -441,6 +446,9 @@ class Skipper(Node):
             self.kernel.sleep(self._job.step_s * rng.uniform(0, 5))
             now = group.slowest // max(group.asked.step, group.size)
             first = max(0, now + rng.choice([-2, 0, 1, 2, 4, 8, 16]))
+            if self._faults and rng.random() < 0.5:
+                soon_s = self.kernel.network.weather.delay_s * rng.uniform(1, 10)
+                self.kernel.at(soon_s, rng.choice(self._faults))
             stop, patience_s = first + rng.choice([1, 2, 5, 20]), rng.choice([1.0, 30.0])
             try:
                 skip_steps(self._job.service, "job", first, stop, timeout_s=patience_s)

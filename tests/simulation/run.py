@@ -114,7 +114,8 @@ class Run:
         if scenario.removals:
             self.nodes.append(Operator(this, "operator", hosts[8], self.job, scenario.removals))
         if scenario.skips and isinstance(first := self.trainers[0], OrderedTrainer):
-            self.nodes.append(Skipper(this, hosts[8], first, scenario.skips))
+            faults = [partial(self._strike, f) for f in scenario.faults if "dispatcher" in f.kind]
+            self.nodes.append(Skipper(this, hosts[8], first, scenario.skips, faults))
         self._healed = False
 
     def _make_trainers(self, hosts: list[str]) -> list[Trainer]:
