@@ -37,7 +37,7 @@ MAX_REASON = 1_000
 
 MAX_STEP = 1 << 40
 
-SHOWN = 20  # changes of a job, in the status; the audit has all
+SHOWN = 5  # changes of a job, in the status; the audit has all
 
 TRIES = 8
 """So often the earliest step is proposed anew, each time further ahead of who was there already."""
