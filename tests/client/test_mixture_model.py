@@ -5,9 +5,9 @@ The workers are this test's: they answer in any order, some of what they are ask
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,61 +15,20 @@ import pytest
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block, Component
-from forebay.service.client import read_ahead
+from forebay.service.client import bundle_lengths, order_plan, ordered, read_ahead, source_plan
 from forebay.service.client.ordered import OrderedMode
 from forebay.service.client.positions import OrderedRead
 from forebay.service.delivery import EndOfSlice, Slice
-from forebay.service.delivery.read_requests import MAX_INDEX
+from forebay.service.delivery.read_requests import MAX_INDEX, runs_after
 from forebay.service.order import epoch_order
 from forebay.service.picks import shares
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.schedule import Schedule
 
 from ..picked import picked
+from .test_ordered_requests import Worker, links_to
 
 TASK, EACH = 5, 1000  # an element is its bundle's number times EACH, and its index
-
-
-class Worker:
-    """One worker's client and link, and what it was asked for."""
-
-    def __init__(self) -> None:
-        self.client = self
-        self.reading: set[int] = set()
-        self.asked: dict[tuple[int, int], Slice] = {}
-
-    def together(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def read(self, task_id: int, request: Slice, number: int) -> None:
-        self.asked[task_id, number] = request
-
-    def stop_task(self, task_id: int, number: int) -> None:
-        self.asked.pop((task_id, number), None)
-
-    def taken(self, *_: Any) -> None:
-        """Credit is not bounded."""
-
-
-class OneLink:
-    """A consumer's links: one."""
-
-    def __init__(self) -> None:
-        self.worker = Worker()
-
-    def all(self) -> list[tuple[int, Worker]]:
-        return [(1, self.worker)]
-
-    def get(self, _: int) -> Worker:
-        return self.worker
-
-    open = get
-
-    def reachable(self, tasks: Any) -> list[pb.TaskInfo]:
-        return list(tasks)
-
-    def start(self) -> None:
-        """It is connected."""
 
 
 class Mixture:
@@ -79,14 +38,14 @@ class Mixture:
         self.rnd = rnd = random.Random(seed)
         numbers = range(sources or rnd.randint(1, 4))
         self.lengths = [
-            [rnd.choice([0, 1, 3, 7, 20]) for _ in range(rnd.randint(1, 12))] for _ in numbers
+            [rnd.choice([0, 1, 3, 7, 30]) for _ in range(rnd.randint(1, 12))] for _ in numbers
         ]
         for lengths in self.lengths:
             lengths[0] = lengths[0] or 2
         self.shares = self.weights()
         self.spec: dict[str, Any] = {
             "seed": seed, "shuffle": rnd.random() < 0.7, "cycle_length": rnd.choice([1, 2, 3, 16]),
-            "block_length": rnd.choice([1, 2, 5]),
+            "block_length": rnd.choice([1, 2, 5, 50]),
         }  # fmt: skip
         self.firsts = [sum(map(len, self.lengths[:n])) for n in range(len(self.lengths) + 1)]
         self.changes: list[ev.ScheduleChange] = []
@@ -147,13 +106,14 @@ class Consumer:
             lengths=[n if k else -1 for n, k in zip(self.lengths, known, strict=True)],
             news=pb.ConsumerHeartbeatResponse(version=1, changes=mixture.changes),
         )
-        links = OneLink()
-        self.mixture, self.worker = mixture, links.worker
-        self.mode = OrderedMode(read, links, joined)  # type: ignore[arg-type]
+        self.mixture, self.worker = mixture, Worker()
+        self.mode = OrderedMode(read, links_to(self.worker), joined)
         news = pb.ConsumerHeartbeatResponse(version=1)
-        news.tasks.add(task_id=TASK, worker_uid=1, worker_address="a")
+        for uid in (1, 2):
+            news.tasks.add(task_id=TASK + uid, worker_uid=uid, worker_address="a")
         self.mode.update(news)
         self.got: list[int] = []
+        self.refused = False  # connections, by the second worker
 
     def take(self, until: int) -> None:
         while len(self.got) < until and (taken := self.mode.take()) is not None:
@@ -161,26 +121,43 @@ class Consumer:
             assert isinstance(values, np.ndarray)
             self.got += values.tolist()
 
+    @property
+    def slices(self) -> list[Slice]:
+        return [order for order in self.worker.asked.values() if order.runs]
+
+    def asks_little(self, most_requests: int, most_runs: int) -> None:
+        queried = [order.bundle for order in self.worker.asked.values() if not order.runs]
+        assert all(queried.count(bundle) <= 2 for bundle in queried), "one ahead, one needed"
+        assert all(len(order.runs) <= 2 * most_runs for order in self.slices)
+        assert most_runs < 50 or len(self.slices) <= 2 * most_requests
+        of = {self.worker.tasks[number] for number in self.worker.asked}
+        assert not (self.refused and TASK + 2 in of)
+
     def hear(self, **news: Any) -> None:
         self.mode.answered(pb.ConsumerHeartbeatResponse(**news))
 
     def serve(self, part: float) -> None:
         """The worker answers some of what it was asked."""
         rnd = self.mixture.rnd
-        for key in [key for key in self.worker.asked if rnd.random() < part]:
-            if (request := self.worker.asked.pop(key, None)) is not None:
-                self._answer(key, request)
+        for number in [number for number in self.worker.asked if rnd.random() < part]:
+            if (request := self.worker.asked.pop(number, None)) is not None:
+                self._answer((self.worker.tasks[number], number), request)
 
     def _answer(self, key: tuple[int, int], request: Slice) -> None:
-        length = self.lengths[request.bundle % len(self.lengths)]
-        for first, count in zip(request.runs[::2], request.runs[1::2], strict=True):
-            indexes = np.arange(first, min(first + count, length))
-            if len(indexes):
-                values = Component(request.bundle * EACH + indexes)
-                block = Block(len(indexes), (values,), request.bundle, first)
-                self.mode.deliver(self.worker, key, block)  # type: ignore[arg-type]
+        rnd, length = self.mixture.rnd, self.lengths[request.bundle % len(self.lengths)]
+        rest = request
+        while rest.runs and rest.runs[0] < length:
+            first, count = rest.runs[:2]
+            count = min(count, length - first, rnd.choice([1, 7, 100]))
+            values = Component(request.bundle * EACH + np.arange(first, first + count))
+            block = Block(count, (values,), request.bundle, first)
+            self.mode.deliver(self.worker.client, key, block)
+            rest = replace(rest, runs=runs_after(rest.runs, count))
+            if rest.runs and rnd.random() < 0.2:  # the rest comes later
+                self.worker.asked[key[1]] = rest
+                return
         known = max(request.stop, request.enough, request.until + 1, request.known + 1)
-        known += self.mixture.rnd.choice([0, 3, 100])  # it may have made more
+        known += rnd.choice([0, 3, 100])  # it may have made more
         is_all = request.known >= MAX_INDEX or (length <= known and not request.runs)
         ended = EndOfSlice(request.bundle, length if is_all else min(length, known), is_all)
         self.mode.end(key, ended)
@@ -235,15 +212,21 @@ def test_it_is_the_walk(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(20), *(pytest.param(n, marks=pytest.mark.long) for n in range(20, 300))]
+    "seed", [*range(40), *(pytest.param(n, marks=pytest.mark.long) for n in range(40, 300))]
 )
 def test_a_dataset_by_itself_is_the_walk_of_its_epochs(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And little is asked for; of who refuses connections nothing."""
     mixture = Mixture(seed, sources=1)
     rnd, total = mixture.rnd, sum(mixture.lengths[0])
-    window = rnd.choice([200, 64 << 20])
-    monkeypatch.setattr(read_ahead, "WINDOW_BYTES", window)
+    most_requests, most_runs = rnd.choice([3, 2000]), rnd.choice([1, 3, 1000])
+    for module in (order_plan, source_plan):
+        monkeypatch.setattr(module, "MAX_REQUESTS", most_requests)
+    monkeypatch.setattr(source_plan, "MAX_SLICE_RUNS", most_runs)
+    monkeypatch.setattr(ordered, "CUT_S", rnd.choice([0.0, 3600.0]))
+    monkeypatch.setattr(bundle_lengths, "MAX_QUERIES", rnd.choice([2, 1000]))
+    monkeypatch.setattr(read_ahead, "WINDOW_BYTES", rnd.choice([200, 64 << 20]))
     consumers, batch, drop = rnd.choice([1, 2, 3]), rnd.choice([1, 2, 5]), rnd.random() < 0.3
     step, start = consumers * batch, rnd.choice([0, rnd.randint(0, 3 * total)])
     share = rnd.choice([0, 0.5, 1])
@@ -281,7 +264,11 @@ def test_a_dataset_by_itself_is_the_walk_of_its_epochs(
         for now in range(20_000):
             for number in rnd.sample(range(consumers), consumers):
                 group[number].take(rnd.choice([len(group[number].got) + 1, 1 << 20]))
-                group[number].serve(rnd.choice([0, 0.5, 1]))
+                group[number].asks_little(most_requests, most_runs)
+                if rnd.random() < 0.01:
+                    group[number].mode.refused(2)
+                    group[number].refused = True
+                group[number].serve(rnd.choice([0, 0.1, 0.5, 1]))
                 if group[number].mode.has_ended():
                     ended.add(number)
             if len(ended) == consumers:
@@ -291,6 +278,7 @@ def test_a_dataset_by_itself_is_the_walk_of_its_epochs(
                 _propose(mixture, group, step, change, total)
                 next_change = now + rnd.choice([1, 5, 30])
         for number, each in enumerate(group):
+            assert drop or not each.slices
             found = [line[p] for at, p in enumerate(to_give()) if at // batch % consumers == number]
             assert each.got == found
             reads[number].given = -(-len(found) // batch)

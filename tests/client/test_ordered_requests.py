@@ -10,19 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block, Component
-from forebay.service.client import (
-    bundle_lengths,
-    order_plan,
-    ordered,
-    portions,
-    read_ahead,
-    source_plan,
-)
+from forebay.service.client import bundle_lengths, ordered, portions, read_ahead, source_plan
 from forebay.service.client.ordered import OrderedMode
 from forebay.service.client.positions import OrderedRead
 from forebay.service.delivery import EndOfSlice, Slice
@@ -64,6 +55,14 @@ class Worker:
         pass
 
 
+def links_to(worker: Worker) -> Any:
+    """In the place of a consumer's links."""
+    return SimpleNamespace(
+        get=lambda uid: worker, all=lambda: [(1, worker)], open=lambda task: worker,
+        start=lambda: None, reachable=list,
+    )  # fmt: skip
+
+
 class Reading:
     """A consumer, and two tasks of a worker that has all bundles, of these lengths."""
 
@@ -76,12 +75,8 @@ class Reading:
         order = ev.OrderSpec()
         order.CopyFrom(self.read.spec)
         order.bundles = len(lengths)
-        links: Any = SimpleNamespace(
-            get=lambda uid: self.worker, all=lambda: [(1, self.worker)],
-            open=lambda task: self.worker, start=lambda: None, reachable=list,
-        )  # fmt: skip
         joined = pb.JoinIterationResponse(order=order, lengths=known)
-        self.mode = OrderedMode(self.read, links, joined)
+        self.mode = OrderedMode(self.read, links_to(self.worker), joined)
         tasks = [pb.TaskInfo(task_id=TASK + i, worker_uid=1 + i) for i in range(2)]
         news: Any = SimpleNamespace(tasks=tasks)
         self.mode.update(news)
@@ -164,67 +159,6 @@ def in_order(lengths: Sequence[int], **options: Any) -> list[tuple[int, int]]:
         0, order.known_until
     )
     return list(zip(places.tolist(), indexes.tolist(), strict=True))
-
-
-@given(st.data())
-def test_whatever_workers_answer_all_is_given_in_order_and_little_is_asked_for(
-    data: st.DataObject,
-) -> None:
-    """They answer in any order, with lengths in part or whole; one begins to refuse connections."""
-    draw = data.draw
-    lengths = draw(st.lists(st.integers(0, 30), min_size=1, max_size=12), "lengths")
-    interleave = {
-        "cycle_length": draw(st.integers(1, 13), "cycle_length"),
-        "block_length": draw(st.sampled_from([1, 2, 7, 50]), "block_length"),
-    }
-    consumers, batch_size = draw(st.integers(1, 3), "consumers"), draw(st.integers(1, 4), "batch")
-    index = draw(st.integers(0, consumers - 1), "index")
-    start = draw(st.integers(0, max(0, sum(lengths) - 1)), "start")
-    most_requests, most_runs = draw(st.sampled_from([3, 2000])), draw(st.sampled_from([1, 3, 1000]))
-    random = draw(st.randoms(use_true_random=False))
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (order_plan, source_plan):
-            patch.setattr(module, "MAX_REQUESTS", most_requests)
-        patch.setattr(source_plan, "MAX_SLICE_RUNS", most_runs)
-        patch.setattr(ordered, "CUT_S", draw(st.sampled_from([0.0, 3600.0]), "cut"))
-        patch.setattr(bundle_lengths, "MAX_QUERIES", draw(st.sampled_from([2, 1000])))
-        patch.setattr(read_ahead, "WINDOW_BYTES", 16 * draw(st.sampled_from([8, 10_000])))
-        reading = Reading(
-            lengths, **interleave, start_position=start, are_known=draw(st.booleans(), "known"),
-            consumer_index=index, num_consumers=consumers, batch_size=batch_size,
-        )  # fmt: skip
-        refused = False
-        for _ in range(5000):
-            reading.take()
-            if reading.mode.has_ended():
-                break
-            places = [order.bundle for _, order in reading.queries]
-            assert all(places.count(place) <= 2 for place in places), "one ahead, one needed"
-            slices = [order for _, order in reading.slices]
-            assert all(len(order.runs) <= 2 * most_runs for order in slices)
-            if most_runs > 50:
-                assert len(slices) <= 2 * most_requests
-            assert not (refused and TASK + 1 in map(reading.worker.tasks.get, reading.worker.asked))
-            if not refused and random.random() < 0.02:
-                reading.mode.refused(2)
-                refused = True
-            for number, order in random.sample(reading.asked, min(len(reading.asked), 4)):
-                if number not in reading.worker.asked:
-                    continue
-                if order.runs:
-                    reading.give(number, random.randint(1, 20))
-                else:
-                    length = lengths[order.bundle]
-                    least = min(length, max(order.known, order.until))  # a worker makes so many
-                    known = random.randint(least, length)
-                    counts = order.until >= length or order.known >= length
-                    reading.answer(number, known, complete=known == length and counts)
-        else:
-            pytest.fail(f"it did not end: {reading.mode.awaited()}")
-    whole = in_order(lengths, **interleave)[start:]
-    mine = [at for n, at in enumerate(whole) if n // batch_size % consumers == index]
-    assert reading.got == mine
-    assert not reading.slices  # a second query of a length may be under way
 
 
 def test_a_query_that_is_outstanding_is_not_asked_again_once_a_later_one_was_answered() -> None:
