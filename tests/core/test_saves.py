@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
-from forebay.service.core import state as states
-from forebay.service.core.base import Decision
 from forebay.service.core.encoding import decode_state, encode_state
-from forebay.service.core.machine import apply, decide
+from forebay.service.core.machine import apply
 from forebay.service.core.save_streams import may_assign, streams_of
-from forebay.service.core.state import Save, State
+from forebay.service.core.state import Save
 from forebay.service.core.status import status
-from forebay.service.errors import (
-    AlreadyExists,
-    FailedPrecondition,
-    ForebayError,
-    InvalidArgument,
-    Unimplemented,
-)
+from forebay.service.errors import AlreadyExists, FailedPrecondition, InvalidArgument, Unimplemented
 
-from ..hypothesis_profiles import examples
 from .given import Given
 
 STARTED = {"path": "/s", "metadata": b"m", "prepared": "/s.p"}
@@ -69,6 +56,34 @@ def test_the_state_keeps_only_a_summary_of_an_ended_save(stock: bool) -> None:
 
 
 class Saves(Given):
+    def when(self, command: c.Command) -> Any:
+        """By its events alone, also behind a restart."""
+        replayed, told = decode_state(encode_state(self.state)), list[ev.Event]()
+        self._subscribers = [told.append]
+        answer = super().when(command)
+        for event in told:
+            apply(replayed, ev.Event.FromString(event.SerializeToString()))
+        assert replayed == self.state
+        self.books_balance()
+        return answer
+
+    def books_balance(self) -> None:
+        state = self.state
+        both = state.saves | state.ended_saves
+        assert {save.path: save_id for save_id, save in both.items()} == state.save_at
+        for save in state.saves.values():
+            given = [source for stream in save.streams for source in stream.sources]
+            places = [
+                place
+                for source in given
+                for run in source.runs
+                for place in range(run.place, run.place + run.count)
+            ]
+            assert len({*places}) == len(places) == sum(source.assigned for source in given)
+            if not any(stream.completed for stream in save.streams):
+                assert len(places) == save.assigned
+        assert len(status(state)["saves"]) == len(both)
+
     def start(self, path: str = "/s", sizes: tuple[int, ...] = (10,), **more: Any) -> Save:
         sources = [ev.SplitSource(count=size) for size in sizes]
         definition = ev.DatasetDefinition(sources=sources)
@@ -360,174 +375,3 @@ def test_the_status_says_how_far_saves_are(given: Saves) -> None:
          "waits_for": None},
         {"path": "/failed", "state": "failed", "error": "INTERNAL: why"},
     ]  # fmt: skip
-
-
-class Histories(RuleBasedStateMachine):
-    """Random commands; a replayed twin follows event by event, with restarts in between."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live, self.twin = State(), State()
-        self.given: Counter[tuple[int, int, int, int]] = Counter()
-        self.ranges: dict[tuple[int, int], tuple[int, int]] = {}
-
-    def run(self, command: c.Command) -> Any:
-        before = encode_state(self.live)
-        try:
-            decision = decide(self.live, command, 1)
-        except ForebayError as error:
-            assert str(error)
-            decision = Decision([], None)
-        assert encode_state(self.live) == before
-        for event in decision.events:
-            apply(self.live, event)
-            apply(self.twin, ev.Event.FromString(event.SerializeToString()))
-            assert self.twin == self.live
-            if event.HasField("save_split_assigned"):
-                got = event.save_split_assigned
-                key = (got.save_id, got.source, got.pass_number, got.number)
-                self.given[key] += 1
-                assert self.given[key] == 1, f"split {key} was given twice"
-                earlier = (got.save_id, got.source, got.pass_number, got.number - 1)
-                assert not got.number or self.given[earlier], "a split was left out"
-            if event.HasField("stream_assigned") and not event.stream_assigned.stock:
-                new = event.stream_assigned
-                whole = self.ranges.setdefault((new.save_id, new.stream), (new.first, new.count))
-                assert whole == (new.first, new.count)
-            if event.HasField("save_finished"):
-                self.finished(event.save_finished.save_id)
-        return decision.answer
-
-    def finished(self, save_id: int) -> None:
-        save = self.live.ended_saves[save_id]
-        assert save.streams
-        assert save.completed == [(0, save.streams)]
-        parts = sorted(part for key, part in self.ranges.items() if key[0] == save_id)
-        if parts:  # by Forebay's workers
-            covered = [n for first, count in parts for n in range(first, first + count)]
-            assert covered == list(range(10)), "each split is in one stream"
-
-    @initialize()
-    def elect(self) -> None:
-        self.run(c.ElectLeader(term=1, address="a:1", version="0", journal_id="j"))
-
-    @rule()
-    def restart(self) -> None:
-        self.twin = decode_state(encode_state(self.live))
-        assert self.twin == self.live
-
-    @rule(path=st.sampled_from(["/a", "/b", "/c"]), gone=st.booleans(), whole=st.booleans())
-    def start(self, path: str, gone: bool, whole: bool) -> None:
-        sources = [ev.SplitSource(count=10), ev.SplitSource(count=12)]
-        self.run(
-            c.StartSave(
-                path=path, definition=ev.DatasetDefinition(sources=sources), metadata=b"",
-                prepared="p", is_gone=gone, indivisible="" if whole else "node x",
-            )
-        )  # fmt: skip
-
-    @rule(
-        number=st.integers(1, 4), again=st.integers(0, 1), stock=st.booleans(),
-        draining=st.sampled_from([False, False, False, True]),
-    )  # fmt: skip
-    def register(self, number: int, again: int, stock: bool, draining: bool) -> None:
-        uid = number + 10 * again
-        self.run(c.RegisterWorker(address=f"w:{number}", uid=uid, stock=stock, draining=draining))
-
-    @rule(n=st.integers(0, 9), left=st.booleans())
-    def lose(self, n: int, left: bool) -> None:
-        if self.live.workers:
-            worker_id = sorted(self.live.workers)[n % len(self.live.workers)]
-            self.run(c.LoseWorker(worker_id=worker_id, reason="r", left=left))
-
-    @rule(n=st.integers(0, 9), most=st.integers(1, 2))
-    def assign(self, n: int, most: int) -> None:
-        if not self.live.workers:
-            return
-        worker = self.live.workers[sorted(self.live.workers)[n % len(self.live.workers)]]
-        before = len(list(streams_of(self.live, worker)))
-        self.run(c.AssignStream(worker_id=worker.worker_id, most=most))
-        mine = [save.save_id for save, _ in streams_of(self.live, worker)]
-        assert len(mine) <= max(most, before)
-        assert len(set(mine)) == len(mine), "two streams of one save"
-
-    @rule(
-        path=st.sampled_from(["/a", "/b", "/unknown"]),
-        stream=st.integers(-1, 2),
-        source=st.integers(-1, 2),
-        later=st.sampled_from([0, 0, 0, 1, -1]),
-        worker=st.integers(1, 4),
-    )
-    def split(self, path: str, stream: int, source: int, later: int, worker: int) -> None:
-        save = self.live.saves.get(self.live.save_at.get(path, 0))
-        present = save.sources[0].pass_number if save else 0
-        self.run(
-            c.AssignSplit(
-                path=path, stream=stream, source=source, pass_number=max(0, present + later),
-                worker_address=f"w:{worker}",
-            )
-        )  # fmt: skip
-
-    @rule(
-        n=st.integers(0, 9), stream=st.integers(0, 3), worker=st.integers(1, 4), ours=st.booleans()
-    )
-    def end_stream(self, n: int, stream: int, worker: int, ours: bool) -> None:
-        if self.live.saves:
-            save_id = sorted(self.live.saves)[n % len(self.live.saves)]
-            who: dict[str, Any] = (
-                {"worker_uid": worker} if ours else {"worker_address": f"w:{worker}"}
-            )
-            self.run(c.CompleteStream(save_id=save_id, stream=stream, **who))
-
-    @rule(
-        n=st.integers(0, 9),
-        stream=st.integers(0, 3),
-        worker=st.integers(1, 4),
-        back=st.integers(0, 1),
-    )
-    def commit(self, n: int, stream: int, worker: int, back: int) -> None:
-        if self.live.saves:
-            save = self.live.saves[sorted(self.live.saves)[n % len(self.live.saves)]]
-            chunks = save.streams[stream].chunks if stream < len(save.streams) else 0
-            self.run(
-                c.CommitChunk(
-                    save_id=save.save_id, stream=stream, worker_uid=worker, chunk=chunks - back,
-                    elements=2, file=f"{chunks - back}",
-                )
-            )  # fmt: skip
-
-    @rule(n=st.integers(0, 20), stream=st.sampled_from([None, 0, 1]))
-    def fail(self, n: int, stream: int | None) -> None:
-        if n < len(self.live.saves):
-            save_id = sorted(self.live.saves)[n]
-            self.run(
-                c.FailSave(
-                    save_id=save_id, code="INTERNAL", message="why", stream=stream,
-                    worker_address="w:1", worker_uid=1,
-                )
-            )  # fmt: skip
-
-    @invariant()
-    def books_balance(self) -> None:
-        state = self.live
-        both = state.saves | state.ended_saves
-        assert {save.path: save_id for save_id, save in both.items()} == state.save_at
-        for save in state.saves.values():
-            given = [s for stream in save.streams for s in stream.sources]
-            if not any(stream.completed for stream in save.streams):
-                assert sum(source.assigned for source in given) == save.assigned
-            for source in given:
-                assert source.assigned == sum(run.count for run in source.runs)
-            places = sorted(
-                place
-                for source in given
-                for run in source.runs
-                for place in range(run.place, run.place + run.count)
-            )
-            assert len(set(places)) == len(places)
-        assert len(state.ended_saves) <= states.MAX_ENDED_SAVES
-        assert len(status(state)["saves"]) == len(both)
-
-
-TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)
