@@ -14,7 +14,7 @@ from forebay.service.delivery import AnyBlock, EndOfTask, EndPending, FirstComeO
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockClient, BlockServer
-from forebay.service.transport.sending import Farewell
+from forebay.service.transport.sending import Connection, Farewell
 from forebay.service.transport.sessions import Sessions
 
 from ..delivery.contract import block, numbers
@@ -101,8 +101,7 @@ def test_the_last_block_that_is_taken_is_reported_at_once(
     assert output.wait_drained(TIMEOUT_S)
 
 
-def test_a_leaving_consumer_is_not_given_again_what_it_hands_back() -> None:
-    """Its connection had waited longest, so the server would have asked it first."""
+def one_that_has_a_block() -> tuple[Sessions, FirstComeOutput, Connection]:
     sessions, output = Sessions(linger_s=10), FirstComeOutput()
     sessions.add_task(TASK, output)
     output.put(block(0, 2))
@@ -110,6 +109,12 @@ def test_a_leaving_consumer_is_not_given_again_what_it_hands_back() -> None:
     sessions.read(connection, TASK, 0, HANDS_BACK)
     sessions.give_credit(connection, 1 << 20, [])
     assert sessions.next_batch(connection)
+    return sessions, output, connection
+
+
+def test_a_leaving_consumer_is_not_given_again_what_it_hands_back() -> None:
+    """Its connection had waited longest, so the server would have asked it first."""
+    sessions, output, connection = one_that_has_a_block()
     with waiting_sender(sessions, connection) as batch:
         sessions.goodbye(connection, [pb.Position(task_id=TASK, received=1, elements=1)])
         assert output.waiting_elements == 1
@@ -147,13 +152,7 @@ def test_blocks_received_before_a_cut_can_be_handed_back_after_it() -> None:
     ],
 )
 def test_absurd_goodbyes_are_refused(position: dict[str, int], wrong: str) -> None:
-    sessions, output = Sessions(linger_s=10), FirstComeOutput()
-    sessions.add_task(TASK, output)
-    output.put(block(0, 2))
-    connection = sessions.attach(1, lambda: None)
-    sessions.read(connection, TASK, 0, HANDS_BACK)
-    sessions.give_credit(connection, 1 << 20, [])
-    assert sessions.next_batch(connection)
+    sessions, _, connection = one_that_has_a_block()
     with pytest.raises(ProtocolError, match=wrong):
         sessions.goodbye(connection, [pb.Position(task_id=TASK, **position)])
 

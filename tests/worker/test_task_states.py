@@ -62,25 +62,6 @@ def after(*events: Event) -> TaskStates:
     return states
 
 
-def test_a_listed_task_is_started_once() -> None:
-    states = after(JournalSeen("a"))
-    assert states.handle(listed(1, 2)) == [Start(task(1)), Start(task(2))]
-    assert states.handle(listed(1, 2)) == []
-
-
-def test_a_task_that_is_no_longer_listed_is_cancelled_once() -> None:
-    states = after(listed(1, 2))
-    assert states.handle(listed(2)) == [Cancel(1, given_up=True)]
-    assert states.handle(listed(2)) == []
-
-
-def test_an_unlisted_task_runs_on_while_consumers_read_it() -> None:
-    states = after(listed(1))
-    assert states.handle(listed(read=[1])) == []
-    assert states.state(1) == RUNNING
-    assert states.handle(listed()) == [Cancel(1, given_up=True)]
-
-
 def test_a_worker_that_registers_again_gives_consumers_time_to_find_its_tasks() -> None:
     states = after(listed(1, worker_id=1))
     assert states.handle(listed(worker_id=2, now_s=50)) == []
@@ -131,13 +112,6 @@ def test_a_draining_worker_begins_nothing_and_completes_nothing() -> None:
     assert states.handle(listed(1, 2, 3)) == []
     assert states.handle(HandedOut(1)) == []
     assert states.handle(DrainAsked()) == []
-
-
-def test_a_worker_that_stops_cancels_every_task() -> None:
-    states = after(listed(1, 2, 3), HandedOut(2), listed(1, 3), DrainAsked())
-    cancelled = states.handle(StopAsked())
-    assert sorted(cancelled) == [Cancel(i, given_up=False) for i in (1, 2, 3)]
-    assert states.handle(StopAsked()) == []
 
 
 def test_a_worker_that_stops_starts_no_task() -> None:
