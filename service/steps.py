@@ -45,8 +45,7 @@ class _KnownSource:
 
     def elements(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
         """The bundles of the elements at the positions [start, stop) of the epoch, and the indexes
-        in them. Raises InvalidArgument if they are not determined.
-        """
+        in them. Raises InvalidArgument if they are not determined."""
         bundles, order = self._epoch(epoch)
         if start >= stop:
             return bundles[:0], bundles[:0]
@@ -89,10 +88,8 @@ class _KnownSource:
 
 class KnownOrder:
     """The order of a job, with the changes that a group knew, as far as known lengths determine it.
-
     A mixture has one epoch, and its bundles are numbered through the epochs of the sources. While
-    the total is not known, all is taken to be in the first epoch.
-    """
+    the total is not known, all is taken to be in the first epoch."""
 
     def __init__(
         self,
@@ -131,8 +128,7 @@ class KnownOrder:
 
     def elements(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
         """The bundles of the elements at the positions [start, stop) of the epoch, and the indexes
-        in them. Raises InvalidArgument if they are not determined.
-        """
+        in them. Raises InvalidArgument if they are not determined."""
         places = self.schedule.places_of(np.arange(start, stop) + self.before(epoch))
         bundles, indexes = np.zeros_like(places), np.zeros_like(places)
         # Where something is left out in between, the stretches on both sides one by one.
@@ -233,8 +229,7 @@ class GroupSteps:
     def span(self, step: int) -> tuple[int, int, int]:
         """The epoch of the step, and its positions there: the first, and the one behind the last.
 
-        Raises InvalidArgument if the group has no such step.
-        """
+        Raises InvalidArgument if the group has no such step."""
         total = self.known.total
         if step < self.first:
             raise InvalidArgument(f"the group's first step is {self.first}, behind {step}")
@@ -253,8 +248,7 @@ class GroupSteps:
 
     def said(self, step: int, position: int | None, is_exact: bool) -> Said:
         """Whether a consumer of the group was given its batch of this step, if it has reported this
-        `position` of the training last; None: nothing. `is_exact`: it left in order there.
-        """
+        `position` of the training last; None: nothing. `is_exact`: it left in order there."""
         epoch, start, stop = self.span(step)
         begin = self.epoch, self.start
         reached = begin if position is None else max(begin, self.known.place(position))
@@ -265,8 +259,7 @@ class GroupSteps:
 
     def step_of(self, epoch: int, position: int) -> tuple[int, int] | None:
         """The step with this position of the epoch, and its consumer; None if the group has it in
-        no step: it is before the group's start, or dropped, or its epoch's begin is not known.
-        """
+        no step: it is before the group's start, or dropped, or its epoch's begin is not known."""
         total, is_first = self.known.total, epoch == self.epoch
         start = self.start if is_first else 0
         if epoch < self.epoch or position < start or (total is None and not is_first):

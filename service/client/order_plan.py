@@ -46,8 +46,8 @@ class OrderPlan(SharedPlan):
 
     def may_be_elsewhere(self) -> bool:
         """Whether it begins in another epoch, by what is known now."""
-        is_known = self.epoch.total is None and self.read.total is not None
-        return is_known and not self.sources[0].is_located
+        is_new = self.epoch.total is None and self.read.total is not None
+        return is_new and not self.sources[0].is_located
 
     def has_ended(self) -> bool:
         """Whether all was given."""

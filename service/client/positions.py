@@ -62,7 +62,8 @@ class OrderedEpoch:
         return None if self.order.length is None else self._end(self.order.length)
 
     def _end(self, total: int) -> int:
-        return self.deal.end(self.schedule.position_of(total), self.drop_remainder)
+        positions = max(self.schedule.position_of(total), self.start)  # it may begin elsewhere yet
+        return self.deal.end(positions, self.drop_remainder)
 
     def limit(self, before: int) -> int:
         """The position behind the last element that may be given, if those before `before` are
@@ -103,8 +104,7 @@ class OrderedEpoch:
         return self._saved(self.deal.start + ((positions - self.deal.start) // step + 1) * step)
 
     def _saved(self, after: Ints) -> Ints:
-        """As saved states have them: the places right behind what was given, which no consumer's
-        knowledge of lengths and changes alters."""
+        """As saved states have them: right behind what was given, whatever a consumer knows."""
         places, total = self.schedule.places_of(after - 1) + 1, self.order.length
         if total is not None:  # what was dropped is behind, too
             places[after >= self._end(total)] = total
@@ -141,7 +141,7 @@ class OrderedRead:
     sources: tuple[tuple[str, int], ...] = ()  # of a mixture: their names and shares
     changes: list[ev.ScheduleChange] | None = None  # of its schedule; None: it was not read yet
     changes_at_join: int = 0  # how many of them all of its group joined with
-    weights: str | None = None  # of a mixture's state: `Schedule.weights_before` its position
+    weights: tuple[int, str] | None = None  # a state's position, and `Schedule.weights_before` it
     elements: int | None = None  # of an epoch, as the dispatcher knew before the read began
     bundles: int = 0  # of an epoch, as a saved state has it; 0: it does not say
     lengths: list[int] = field(default_factory=lambda: [-1])  # by bundle; -1: not known
@@ -250,7 +250,7 @@ class OrderedRead:
     def move_to(self, position: int, start_step: int | None = None, in_epoch: bool = False) -> None:
         """Begin there next."""
         self.start_position, self.start_step, self.in_epoch = position, start_step, in_epoch
-        self.epoch, self.given, self.weights = None, 0, None
+        self.epoch, self.given = None, 0
 
     def copy(self) -> OrderedRead:
         """Another one, which begins where this one is. Lengths that one learns, both know."""
@@ -324,7 +324,8 @@ class OrderedRead:
             place = steps.place_of(self.start_step)
             return divmod(place, total) if total else (0, place)
         if self.sources:
-            if self.weights not in (None, self.schedule().weights_before(self.start_position)):
+            at, weights = self.weights or (-1, "")
+            if at == self.start_position and weights != self.schedule().weights_before(at):
                 raise FailedPrecondition(
                     "the state is of a job whose weights changed otherwise before it, so that each "
                     "source was somewhere else: read by that job's name, go on from a state before "

@@ -24,7 +24,8 @@ def state_of(read: OrderedRead) -> dict[str, Any]:
     start: dict[str, Any] = {"position": position, "start_step": step or 0, "in_epoch": in_epoch}
     if read.sources:
         is_read = read.changes is not None
-        start["weights"] = read.schedule().weights_before(position) if is_read else read.weights
+        before = read.schedule().weights_before(position) if is_read else None
+        start["weights"] = before if is_read or read.weights is None else read.weights[1]
     return sealed({**start, **_described(read)})
 
 
@@ -105,7 +106,8 @@ def _go_on(read: OrderedRead, state: dict[str, Any]) -> None:
     if read.bundles not in (0, len(read.lengths)):  # copies share those of bundles of one size
         read.lengths = [-1]
     read.move_to(position, start_step or None, in_epoch)
-    read.weights = state.get("weights")
+    weights = state.get("weights")
+    read.weights = None if weights is None else (position, weights)
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from .heartbeats import News
 from .positions import OrderedEpoch
 
 GIVEN_BATCHES, GIVEN_ELEMENTS, GIVEN_S = 4, 64, 0.1
-"""The trainer is given at most so many batches at a time, or of small ones so many elements; twice
-as many as last time if it comes again within GIVEN_S. A change holds behind what was given."""
+"""At most so many batches are given at a time, or of small ones so many elements; twice as many as
+last time if the trainer comes again within GIVEN_S. A change holds behind what was given."""
 
 
 class ScheduleHold:

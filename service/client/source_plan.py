@@ -220,8 +220,7 @@ class SourcePlan:
         return self._planned.seek(offset)
 
     def plan(self, until: int) -> None:
-        """Plan some of its elements before this position, if they are known, and ask for this
-        consumer's."""
+        """Plan some of its elements before this position, if known, and ask for this consumer's."""
         shared = self._shared
         while self._locate() and self.next_position < until:
             if self._pass_over():
@@ -240,7 +239,8 @@ class SourcePlan:
             rounds = -(-wanted // elements)
             if known <= 0:
                 return
-            if known < rounds // 2 and order.length is None and shared.has_something():
+            enough = min(rounds, self._rounds_ahead()) // 2
+            if known < enough and order.length is None and shared.has_something():
                 shared.left_for_later = True  # more will be known soon
                 return
             most = wanted // shared.epoch.deal.consumers + shared.epoch.deal.batch_size + elements
@@ -272,8 +272,8 @@ class SourcePlan:
 
     def query(self) -> None:
         """Ask for the lengths of the bundles that are read now or soon, unless each is known to
-        have enough elements for the next plan. Bundles are opened ahead once a quarter of a window
-        was given. Those in front of the start are only counted: workers keep nothing of them."""
+        have enough for the next plan. Bundles are opened ahead once a quarter of a window was
+        given. Those in front of the start are only counted: workers keep nothing of them."""
         if self.is_located and self._next_place is None:
             return
         order, planned = self._epoch.order, self._planned

@@ -229,7 +229,9 @@ class JobHistories:
                 history.life += 1  # what who reads now knows when it ends, an earlier group did not
                 if readers_of(state, history.job):
                     for stay in history.stays[history.first_present :]:
-                        stay.life = history.life
+                        is_before = stay.is_exact and (stay.position or 0) <= body.change.place
+                        if stay.left_ms is None or is_before:
+                            stay.life = history.life
             case "lengths_learned":
                 learned = self._learned.setdefault(body.dataset_id, {})
                 learned.setdefault(body.bundle_splits, []).append((now, len(body.bundles)))

@@ -98,7 +98,7 @@ class ScheduleChanges:
                 ],
             }
             for job in self._decider.state.jobs.values()
-            if job.changes
+            if job.changes and job.step
         ]
 
     async def change(
@@ -128,8 +128,8 @@ class ScheduleChanges:
         change.place = steps.place_of(first)
         if stop:
             change.skipped = steps.place_of(stop) - change.place
-            self._require_known(job, change)
             self._require_new(job, change, first, stop)
+            self._require_known(job, change)
         else:
             change.shares.extend(self._shares(job, request, change.place))
         if (furthest := await self._propose(job, change, numbered)) is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.journal.datasets import MAX_POSITION
+from forebay.journal.datasets import MAX_POSITION, SHARES
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.client.positions import OrderedRead
 from forebay.service.client.saved_states import (
@@ -247,3 +247,23 @@ def test_a_description_is_of_a_read_and_not_of_a_position() -> None:
     assert not are_same(description, description_of(read(seed=1)))
     with pytest.raises(InvalidArgument, match="edited or damaged"):
         go_on(ordered, description.replace('"step": 1', '"step": 2'), 9)
+
+
+def test_a_state_of_a_mixture_knows_its_weights_in_each_copy() -> None:
+    """PyTorch's and JAX's datasets read by copies, which begin where they are told."""
+    sources = ("a", SHARES // 2), ("b", SHARES // 2)
+    change = ev.ScheduleChange(place=360, shares=[SHARES, 0])
+    state = state_of(OrderedRead(sources=sources, start_position=720, changes=[change]))
+    loaded = OrderedRead(sources=sources)
+    load(loaded, state)
+    spec = ev.OrderSpec(cycle_length=1, block_length=1, bundles=2, source_bundles=[1, 1])
+    for changes in ([change], []):
+        copy = loaded.copy()
+        copy.move_to(*loaded.start)
+        copy.changes = changes
+        assert state_of(copy)["weights"] == copy.schedule().weights_before(720)
+        if changes:
+            assert copy.begin(spec).start == 720
+        else:
+            with pytest.raises(FailedPrecondition, match="weights changed otherwise"):
+                copy.begin(spec)

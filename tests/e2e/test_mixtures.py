@@ -16,7 +16,7 @@ from forebay import service
 from forebay.service.cli import app
 from forebay.service.cli.audit import _replayed
 from forebay.service.cli.audit_ordered import OrderedAnswers
-from forebay.service.client import portions, read_ahead
+from forebay.service.client import portions, read_ahead, schedule_hold
 from forebay.service.errors import (
     AlreadyExists,
     FailedPrecondition,
@@ -239,8 +239,9 @@ CHANGED = {"books": 0.1, "code": 0.3, "web": 0.05}
 
 class TestChanges:
     def test_weights_change_at_a_step_for_all_who_read(
-        self, cluster: Cluster, mixture: str, oracle: Oracle
+        self, cluster: Cluster, mixture: str, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr(schedule_hold, "GIVEN_S", 0.0)  # as if a step took long
         steps: list[int] = []
 
         def change(**how: Any) -> Callable[[], None]:
