@@ -42,7 +42,7 @@ class Losses(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train(target: str, dataset_id: str, folder: pathlib.Path, killed_at: int | None) -> None:
+def train(target: str, data: str, folder: pathlib.Path, killed_at: int | None) -> None:
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [keras.Input([64]), keras.layers.Dense(64, "relu"), keras.layers.Dense(10, "softmax")]
@@ -52,12 +52,7 @@ def train(target: str, dataset_id: str, folder: pathlib.Path, killed_at: int | N
     files = folder / "backup"
     position = forebay.keras.Position(model)
     read = service.from_dataset_id(
-        "distributed_epoch",
-        target,
-        dataset_id,
-        ordered=True,
-        batch_size=BATCH,
-        start_position=position,
+        "distributed_epoch", target, data, ordered=True, batch_size=BATCH, start_position=position
     )
     backup = keras.callbacks.BackupAndRestore(files, save_freq=10, double_checkpoint=True)
     model.fit(

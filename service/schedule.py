@@ -168,7 +168,7 @@ class EpochSteps:
             if not step:
                 return 0, 0
             raise InvalidArgument(
-                f"step {step} of a dataset whose epochs have no whole step: they have "
+                f"start_step={step} of a dataset whose epochs have no whole step: they have "
                 f"{self._total} elements, and a step takes {self._size}"
             )
         gone = sum(-(-(stop - start) // self._total) + 1 for start, stop in self._schedule.left_out)

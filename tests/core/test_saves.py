@@ -59,8 +59,9 @@ class Saves(Given):
     def when(self, command: c.Command) -> Any:
         """By its events alone, also behind a restart."""
         replayed, told = decode_state(encode_state(self.state)), list[ev.Event]()
-        self._subscribers = [told.append]
+        subscribers, self._subscribers = self._subscribers, [*self._subscribers, told.append]
         answer = super().when(command)
+        self._subscribers = subscribers
         for event in told:
             apply(replayed, ev.Event.FromString(event.SerializeToString()))
         assert replayed == self.state

@@ -225,9 +225,8 @@ def test_the_dockerfile_is_sound() -> None:
 def test_scripts_are_sound() -> None:
     """For shellcheck."""
     scripts = [DEPLOY / "certificates", DEPLOY / "slurm" / "forebay.sbatch", ROOT / ".ci" / "run"]
-    scripts += [
-        p for p in (ROOT / "scripts").iterdir() if p.read_bytes().startswith(b"#!/usr/bin/env bash")
-    ]
+    files = [path for path in (ROOT / "scripts").iterdir() if path.is_file()]
+    scripts += [p for p in files if p.read_bytes().startswith(b"#!/usr/bin/env bash")]
     shellcheck = Path(sys.executable).with_name("shellcheck")
     done = subprocess.run([shellcheck, *scripts], capture_output=True, text=True, check=False)
     assert done.stdout == ""

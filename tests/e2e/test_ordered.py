@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from forebay import service
 from forebay.service.blocks import Block
-from forebay.service.client import ordered, portions, read_ahead, silence
+from forebay.service.client import portions, read_ahead, silence, source_plan
 from forebay.service.order import permuted
 
 from ..ordered_reads import (
@@ -297,7 +297,7 @@ def test_large_elements_after_small_ones(
     monkeypatch.setattr(read_ahead, "WINDOW_BYTES", 256 << 10)
     monkeypatch.setattr(portions, "PORTION_BYTES", 2 << 10)
     monkeypatch.setattr(portions, "RECENT_BYTES", 8 << 10)
-    monkeypatch.setattr(ordered, "Portions", Recorded)
+    monkeypatch.setattr(source_plan, "Portions", Recorded)
     cluster.resize(2)
     dataset_id = service.register_dataset(cluster.target, texts_of_two_sizes())
     interleave = {"cycle_length": cycle_length, "block_length": block_length}
