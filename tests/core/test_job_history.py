@@ -64,6 +64,21 @@ def test_the_groups_of_an_ordered_job() -> None:
     assert first.position is None and groups[0][2].left_ms == 7
 
 
+def test_who_left_before_a_change_knew_nothing_of_it() -> None:
+    """Two begin again where they began, one by one: somebody reads all the time."""
+    given = Followed()
+    before = [given.join(index, start=0) for index in range(2)]
+    behind = []
+    for index, consumer in enumerate(before):
+        given.leave(consumer)
+        behind.append(given.join(index, start=0))
+    job_id, readers = given.history.job.job_id, tuple(each.consumer_id for each in behind)
+    change = ev.ScheduleChange(place=24, skipped=8)
+    given.when(c.ChangeSchedule(job_id=job_id, change=change, readers=readers))
+    ids = [tuple(stay.consumer_id for stay in group) for group in given.history.groups()]
+    assert ids == [tuple(each.consumer_id for each in before), readers]
+
+
 def test_a_job_that_was_removed_is_remembered_with_its_lengths() -> None:
     given = Followed()
     consumer = given.join(0, of=1, name="")
