@@ -2,7 +2,8 @@
 the seconds of a step and of the grace, and 1 if it is told by another file when to begin.
 
 It writes down each element in the file as it trains on it, and then what its save_fn was called
-for. Behind each step it waits while there is a file "hold" beside its own.
+for. A file with the suffix .step says that a step has begun. Behind each step it waits while there
+is a file "hold" beside its own.
 """
 
 from __future__ import annotations
@@ -17,14 +18,13 @@ from typing import Any
 from forebay import service
 
 KIND, TARGET, DATASET_ID, PATH, STEP_S, GRACE_S, LATER = sys.argv[1:8]
-JOB: Any = {
-    "job_name": "training",
-    "max_outstanding_requests": 60,
-}  # so that no trainer is sent all of it ahead
+# 60: so that no trainer is sent all of it ahead
+JOB: Any = {"job_name": "training", "max_outstanding_requests": 60}
 record = os.open(PATH, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
 def step(numbers: list[int]) -> None:
+    Path(PATH).with_suffix(".step").touch()
     time.sleep(float(STEP_S))
     os.write(record, b"".join(b"%d\n" % number for number in numbers))
     while Path(PATH).with_name("hold").exists():

@@ -166,7 +166,7 @@ def test_who_does_not_come_back_from_a_step_exits_and_keeps_only_what_it_had(
     with WorkerProcess(dispatcher.address):
         dataset_id = numbers(dispatcher.target, 60)
         stuck = Trainer("read", dispatcher.target, dataset_id, tmp_path / "0", 1000, 1.5)
-        wait_until(lambda: len(consumers(dispatcher)) == 1)
+        wait_until(stuck.path.with_suffix(".step").exists)
         wait_until(lambda: begun(dispatcher) >= 8)  # as far as a worker is ahead
         stuck.process.send_signal(signal.SIGTERM)
         rest = late(dispatcher.target, dataset_id)  # waits for what that one has
