@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import random
-import tarfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from forebay import service
 from forebay.service.client.dispatcher_status import fetch_status
 from forebay.service.client.reader import fetch_dataset
 from forebay.service.connections.dispatcher_client import DispatcherClient
-from forebay.service.errors import FailedPrecondition
 from forebay.service.order import EpochOrder, permuted_many
 from forebay.storage.tfrecord import frame
 
@@ -140,31 +138,6 @@ def test_at_least_once(cluster: Cluster, data: Data) -> None:
         assert Counter(map(as_bytes, elements)) == Counter(data.records)
 
 
-@pytest.fixture(scope="module")
-def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """TFRecord files of 6,000 numbers of 1 KB."""
-    directory = tmp_path_factory.mktemp("numbers")
-    for file in range(3):
-        rows = (
-            number.to_bytes(1024, "little") for number in range(2000 * file, 2000 * file + 2000)
-        )
-        (directory / f"{file}.tfrecord").write_bytes(b"".join(map(frame, rows)))
-    return directory
-
-
-def test_workers_that_are_killed_change_nothing(cluster: Cluster, numbers: Path) -> None:
-    cluster.resize(2)
-    dataset_id = service.register_files(
-        cluster.target, numbers, shuffle_records=True, split_records=100
-    )
-    undisturbed = read(cluster.target, dataset_id, 2, seed=2, batch_size=50)
-    assert len({*undisturbed.elements}) == 6000
-    kills = {5: cluster.replace_worker, 30: cluster.replace_worker}
-    how: dict[str, Any] = {"seed": 2, "batch_size": 50, "at": kills, "job_name": "killed"}
-    found = read(cluster.target, dataset_id, 2, **how)
-    assert found.elements == undisturbed.elements
-
-
 def test_records_that_are_left_out_have_no_place_in_any_epoch(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -244,72 +217,12 @@ def status(cluster: Cluster) -> list[dict[str, Any]]:
         client.close()
 
 
-def test_the_dispatcher_knows_what_has_code(cluster: Cluster, numbers: Path) -> None:
+def test_the_dispatcher_knows_what_has_code(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "a.tfrecord").write_bytes(frame(b"a record"))
     for function, is_plain in ((None, True), (len, False)):
-        dataset_id = service.register_files(cluster.target, numbers, map=function)
+        dataset_id = service.register_files(cluster.target, tmp_path, map=function)
         definition = fetch_dataset(cluster.target, dataset_id).definition
         assert definition.python_function.no_code == is_plain
-
-
-def test_a_state_is_of_these_files(cluster: Cluster, tmp_path: Path) -> None:
-    path = tmp_path / "a.tfrecord"
-    path.write_bytes(b"".join(frame(bytes([number])) for number in range(100)))
-
-    def opened() -> Any:
-        dataset_id = service.register_files(cluster.target, path)
-        return service.read(cluster.target, dataset_id, ordered=True, seed=1)
-
-    with opened() as elements:
-        first = [next(elements) for _ in range(30)]
-        state = elements.state_dict()
-    with opened() as elements:
-        elements.load_state_dict(state)
-        assert len({*first, *elements}) == 100
-    path.write_bytes(path.read_bytes() + frame(b"more"))
-    with opened() as elements, pytest.raises(FailedPrecondition, match="another dataset"):
-        elements.load_state_dict(state)
-
-
-def test_columns_of_directories_names_and_samples_that_lack_one(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    """In a process that has only what was registered."""
-    for year in (2020, 2021):
-        (tmp_path / "hive" / f"year={year}").mkdir(parents=True)
-        pq.write_table(pa.table({"a": [year]}), tmp_path / "hive" / f"year={year}" / "0.parquet")
-    with tarfile.open(tmp_path / "0.tar", "w") as tar:
-        for name in ("0.cls", "0.jpg", "1.jpg", "2.PNG", "2.cls"):
-            tar.addfile(tarfile.TarInfo(name))
-    columns = {"image": ["jpg", "png"], "label": "cls", "key": "__key__"}
-    cases: tuple[tuple[Path, dict[str, Any], list[Any]], ...] = (
-        (tmp_path / "hive", {}, [{"a": year, "year": year} for year in (2020, 2021)]),
-        (
-            tmp_path / "0.tar",
-            {"columns": columns, "missing": "skip"},
-            [{"image": b"", "label": b"", "key": key} for key in (b"0", b"2")],
-        ),
-    )
-    for given, how, expected in cases:
-        dataset_id = service.register_files(cluster.target, given, **how)
-        with service.read(cluster.target, dataset_id, ordered=True, shuffle=False) as elements:
-            assert [*itertools.islice(elements, 9)] == expected
-
-
-def test_windows_of_tokens_through_the_service(cluster: Cluster, tmp_path: Path) -> None:
-    tokens = np.random.default_rng(1).integers(0, 1 << 16, 10_000, np.uint16)
-    tokens.tofile(tmp_path / "a.bin")
-    how = {"dtype": "uint16", "window": 65}
-    dataset_id = service.register_files(
-        cluster.target, tmp_path, tokens=how, shuffle_records=True, split_records=20
-    )
-    windows = tokens[: 153 * 65].reshape(153, 65)
-    order = permuted_many(np.arange(153), 153, 5, 0)
-    with service.read(
-        cluster.target, dataset_id, ordered=True, seed=5, shuffle=False, cycle_length=1,
-        batch_size=51, start_position=51,
-    ) as batches:  # fmt: skip
-        found = [*itertools.islice(batches, 2)]
-    np.testing.assert_array_equal(np.concatenate(found), windows[order][51:])
 
 
 def test_nested_columns_through_the_service(cluster: Cluster, tmp_path: Path) -> None:

@@ -336,13 +336,6 @@ def test_many_concatenated_datasets() -> None:
     assert got == [plain(e) for e in dataset]
 
 
-def test_batches_span_leases() -> None:
-    dataset = count(10).batch(4)
-    leases = Leases(split_sources(graph_of(dataset)), 1)
-    values = [e.numpy().tolist() for e in read(dataset, executor_of(dataset, leases))]
-    assert values == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-
-
 def test_python_is_asked_once_a_lease() -> None:
     dataset = count(100_000)
     leases = Leases(split_sources(graph_of(dataset)), 10_000)
