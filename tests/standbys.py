@@ -6,10 +6,12 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import grpc
 import pytest
 
+from forebay.service import DispatchServer
 from forebay.service.proto import forebay_pb2 as pb
 
 from .stock import DispatcherProcess
@@ -44,7 +46,7 @@ def wait_until(true: Callable[..., object], *arguments: object) -> None:
         time.sleep(0.02)
 
 
-def status(dispatcher: DispatcherProcess, timeout_s: float = 5) -> dict[str, object]:
+def status(dispatcher: DispatcherProcess | DispatchServer, timeout_s: float = 5) -> dict[str, Any]:
     """Of exactly this dispatcher. Raises grpc.RpcError."""
     with grpc.insecure_channel(dispatcher.address) as channel:
         get = channel.unary_unary("/forebay.v1.Dispatcher/GetStatus", None, None)
@@ -55,11 +57,9 @@ def status(dispatcher: DispatcherProcess, timeout_s: float = 5) -> dict[str, obj
 def leader_of(dispatcher: DispatcherProcess) -> int | None:
     """The term in which it leads; None if it does not."""
     try:
-        term = status(dispatcher)["term"]
+        return int(status(dispatcher)["term"])
     except grpc.RpcError:
         return None
-    assert isinstance(term, int)
-    return term
 
 
 def leads(dispatcher: DispatcherProcess, term: int = 1) -> bool:

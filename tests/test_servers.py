@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import json
 import os
 import subprocess
 import sys
@@ -19,12 +18,11 @@ from tensorflow.core.protobuf import data_service_pb2, service_config_pb2
 from tensorflow.data.experimental import service as stock
 
 from forebay import service
-from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import ForebayError, InvalidArgument, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker.worker import Worker
 
-from .standbys import wait_until
+from .standbys import status, wait_until
 
 OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
 
@@ -85,13 +83,6 @@ def test_start_read_stop_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) ->
     left = {t.name for t in set(threading.enumerate()) - before if "forebay" in t.name}
     assert left <= {"forebay-leaving"}  # one for the process, which waits for dropped iterations
     assert children() <= children_before
-
-
-def status(dispatcher: service.DispatchServer) -> dict[str, Any]:
-    client = DispatcherClient(dispatcher.target)
-    answer = client.call(pb.GetStatusRequest(), pb.GetStatusResponse)
-    client.close()
-    return json.loads(answer.status)
 
 
 def num_tasks(worker: service.WorkerServer) -> int:

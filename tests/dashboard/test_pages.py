@@ -306,7 +306,7 @@ def test_a_large_cluster_with_nasty_names_is_a_picture(browser: Browser, tmp_pat
             assert size < MOST_BYTES
             check_access(page)
         told = status_of(dispatcher)
-        (job,) = [j for j in told["jobs"] if j["job_id"] == job_id]  # type: ignore[attr-defined]
+        (job,) = [j for j in told["jobs"] if j["job_id"] == job_id]
         (source,) = job["iterations"][0]["sources"]
         legend = page.locator(".map .legend").inner_text().replace(",", "")
         counts = {state: int(n) for state, n in re.findall(r"(\w+)\s+(\d+)", legend)}
@@ -315,7 +315,7 @@ def test_a_large_cluster_with_nasty_names_is_a_picture(browser: Browser, tmp_pat
         assert counts["leased"] == source["leased"] > 0
         assert sum(counts.values()) == SPLITS
 
-        (ordered,) = [j for j in told["jobs"] if j["name"] == "ordered"]  # type: ignore[attr-defined]
+        (ordered,) = [j for j in told["jobs"] if j["name"] == "ordered"]
         page.goto(f"{url}/jobs/{ordered['job_id']}")
         changes = page.get_by_role("region", name="Changes of its schedule")
         for text in ("10", "2 steps left out", "ann", NASTY[2]):

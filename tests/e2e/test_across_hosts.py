@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -172,7 +171,7 @@ def main() -> None:
 
 
 def is_draining(dispatcher: DispatcherProcess) -> bool:
-    workers: Any = status(dispatcher)["workers"]
+    workers = status(dispatcher)["workers"]
     return any(worker["draining"] for worker in workers)
 
 

@@ -3,7 +3,6 @@ reads through TensorFlow: `forebay audit` says of each batch what is true."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +13,11 @@ import pytest
 from forebay import service
 from forebay.service.cli.audit import _replayed
 from forebay.service.cli.audit_ordered import OrderedAnswers
-from forebay.service.client.dispatcher_status import fetch_status
-from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.storage import FileStorage
 
 from ..cluster import WorkerProcess
 from ..forks import Fork
-from ..standbys import wait_until
+from ..standbys import status, wait_until
 from ..stock import DispatcherProcess
 
 SPLITS = range(40)
@@ -64,8 +61,7 @@ def audits(journal: Path) -> dict[str, OrderedAnswers]:
 
 def position_of_group(dispatcher: DispatcherProcess) -> int | None:
     """That has been reported."""
-    with contextlib.closing(DispatcherClient(dispatcher.target)) as client:
-        jobs = fetch_status(client, 5)["jobs"]
+    jobs = status(dispatcher)["jobs"]
     found = [
         it["group"] for job in jobs if job["name"].endswith("group") for it in job["iterations"]
     ]

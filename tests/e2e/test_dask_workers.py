@@ -11,12 +11,10 @@ import pytest
 
 from forebay import service
 from forebay.service import DispatchServer, WorkerConfig
-from forebay.service.client.dispatcher_status import fetch_status
-from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import ForebayError
 from forebay.service.launch.dask_cluster import ForebayWorkers
 
-from ..standbys import wait_until
+from ..standbys import status, wait_until
 
 
 def numbers(split: int) -> Iterator[int]:
@@ -25,9 +23,7 @@ def numbers(split: int) -> Iterator[int]:
 
 def addresses(dispatcher: DispatchServer) -> set[str]:
     """Of the registered workers."""
-    with DispatcherClient(dispatcher.target) as client:
-        workers = fetch_status(client, None, workers_only=True)["workers"]
-    return {worker["address"] for worker in workers}
+    return {worker["address"] for worker in status(dispatcher)["workers"]}
 
 
 def test_each_dask_worker_has_a_worker_until_it_goes() -> None:

@@ -167,7 +167,7 @@ def test_each_bottleneck_is_told_and_a_followed_advice_ends_it(tmp_path: Path) -
         assert plots["Workers"].startswith("there 2, wanted ")
         assert re.match(r"made [\d.,]+; the most was ", plots["Rate"])
         assert {"Buffers", "Consumers", "Journal"} < plots.keys()
-        told_of: Any = status(dispatcher)
+        told_of = status(dispatcher)
         loads = told_of["loads"]
         assert {len(load["waits_for"]) for load in loads if "waits" in load} == {4}
         scrape, of_worker = scraped(port), scraped(worker_port)
@@ -193,7 +193,7 @@ def test_each_bottleneck_is_told_and_a_followed_advice_ends_it(tmp_path: Path) -
         wait_until(measured_as_made)
 
         def wanted_is_told() -> bool:
-            wanted: Any = status(dispatcher)["wanted_workers"]
+            wanted = status(dispatcher)["wanted_workers"]
             now, why = scraped(port), (("cause", wanted["cause"]),)
             return wanted["workers"] == value(now, "forebay_wanted_workers") and (
                 ("forebay_wanted_workers_info", why) in now

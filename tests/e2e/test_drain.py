@@ -6,7 +6,6 @@ import re
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -36,7 +35,7 @@ def wait_until_all_is_full(dispatcher: DispatcherProcess) -> None:
 
 
 def begun(dispatcher: DispatcherProcess) -> int:
-    jobs: Any = status(dispatcher)["jobs"]
+    jobs = status(dispatcher)["jobs"]
     [source] = jobs[0]["iterations"][0]["sources"]
     return int(source["leased"] + source["begun"])
 
@@ -60,7 +59,7 @@ def test_a_draining_worker_logs_what_a_slow_trainer_did_not_take(
             assert dropped > 0
             assert 0 < first <= last < ELEMENTS
             assert "200 ms" in log
-            jobs: Any = status(dispatcher)["jobs"]
+            jobs = status(dispatcher)["jobs"]
             assert sum(loss["elements"] for loss in jobs[0]["losses"]) == dropped
             with WorkerProcess(dispatcher.address):  # the splits that it handed back
                 rest = [int(element[0]) for element in it]
@@ -128,5 +127,5 @@ def test_a_worker_that_drains_for_long_holds_up_only_its_own_readers(tmp_path: P
 
 
 def are_draining(dispatcher: DispatcherProcess) -> list[bool]:
-    workers: Any = status(dispatcher)["workers"]
+    workers = status(dispatcher)["workers"]
     return [worker["draining"] for worker in workers]

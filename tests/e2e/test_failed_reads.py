@@ -75,7 +75,7 @@ def test_a_read_that_failed_is_a_finding_and_stays_one(tmp_path: Path) -> None:
         read_until_it_fails(ours, paths)
 
         def jobs() -> Any:
-            now: Any = status(dispatcher)
+            now = status(dispatcher)
             return {job["name"].rpartition("/")[2]: job for job in now["jobs"]}
 
         def told(job: str) -> bool:
@@ -122,7 +122,7 @@ def test_a_killed_trainers_rate_counts_no_more(tmp_path: Path) -> None:
 
         def of_job() -> tuple[str, Any, str]:
             """Its state, its elements a second, and the page."""
-            found: Any = status(dispatcher)
+            found = status(dispatcher)
             (job,), loads = found["jobs"] or [{"state": ""}], found["loads"]
             rate = next((load.get("elements_per_s") for load in loads), None)
             return job["state"], rate, plain(get(port, "/")[1])
@@ -132,7 +132,7 @@ def test_a_killed_trainers_rate_counts_no_more(tmp_path: Path) -> None:
         killed = "problem job killed: its trainer says nothing any more"
         wait_until(lambda: of_job()[:2] == ("idle", None) and killed in of_job()[2])
         assert "killed idle" in of_job()[2].partition("Not read now")[2]
-        now: Any = status(dispatcher)
+        now = status(dispatcher)
         (job,) = now["jobs"]
         shown = plain(get(port, f"/jobs/{job['job_id']}")[1])
         assert "gone, silent for" in shown

@@ -15,14 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from forebay import service
-from forebay.service.client.dispatcher_status import fetch_status
 from forebay.service.client.reader import fetch_dataset
-from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.order import EpochOrder, permuted_many
 from forebay.storage.tfrecord import frame
 
 from ..ordered_reads import Cluster, as_bytes, read
 from ..record_files import FORMATS, GROUP, MDS_COLUMNS, pattern, written
+from ..standbys import status
 
 COUNTS = (40, 1, 63, 16)
 SPLIT = 9
@@ -161,7 +160,11 @@ def test_records_that_are_left_out_have_no_place_in_any_epoch(
         reading = service.read(cluster.target, dataset_id, start_position=start, **how)
         with reading as elements:
             epochs.append([int(number) for number in itertools.islice(elements, 87)])
-            (job,) = (j for j in status(cluster) if j["name"] and j["name"].endswith("/skips"))
+            (job,) = (
+                j
+                for j in status(cluster.dispatcher)["jobs"]
+                if j["name"] and j["name"].endswith("/skips")
+            )
             (iteration,) = job["iterations"]
             assert not [*elements]
     assert [*map(sorted, epochs)] == [good, good] and epochs[0] != epochs[1]
@@ -207,14 +210,6 @@ def test_compressed_lines_that_nobody_counted(cluster: Cluster, tmp_path: Path) 
         cluster.target, dataset_id, delivery="at_least_once", bundle_splits=1, seed=1
     ) as elements:
         assert Counter(int(one["n"]) for one in elements) == Counter(good)
-
-
-def status(cluster: Cluster) -> list[dict[str, Any]]:
-    client = DispatcherClient(cluster.target)
-    try:
-        return fetch_status(client, 60)["jobs"]
-    finally:
-        client.close()
 
 
 def test_the_dispatcher_knows_what_has_code(cluster: Cluster, tmp_path: Path) -> None:

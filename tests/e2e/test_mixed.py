@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -54,7 +53,7 @@ def test_a_stock_client_that_pauses_before_the_end_misses_nothing(
 
 def is_finished(dispatcher: DispatcherProcess, job_name: str) -> bool:
     """Whether the job's only iteration has come to its end."""
-    jobs: Any = status(dispatcher)["jobs"]
+    jobs = status(dispatcher)["jobs"]
     (iteration,) = next(
         job["iterations"] for job in jobs if (job["name"] or "").endswith(f"/{job_name}")
     )

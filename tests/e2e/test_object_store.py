@@ -70,7 +70,7 @@ def test_an_epoch_of_a_faulty_store_is_the_same_whoever_dies(
         assert numbers(target, dataset_id) == whole
 
         def told() -> dict[str, int]:
-            found: Any = status(dispatcher)
+            found = status(dispatcher)
             of = {one["address"]: one["cache"] for one in found["memory"]}
             return dict(of[workers[-1].address])
 

@@ -128,7 +128,7 @@ class TestRefused:
         how: dict[str, Any] = {**ORDER, "job_name": "drawn", "ordered": True}
 
         def job() -> dict[str, Any]:
-            jobs: Any = status(cluster.dispatcher)["jobs"]
+            jobs = status(cluster.dispatcher)["jobs"]
             (found,) = [job for job in jobs if job["name"].endswith("drawn")]
             return dict(found)
 

@@ -27,12 +27,11 @@ from tensorflow.data.experimental import service as stock
 
 from forebay import service
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.client.dispatcher_status import fetch_status
 from forebay.service.client.reader import fetch_dataset
-from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import PipelineError
 
 from ..cluster import WorkerProcess
+from ..standbys import status
 from ..stock import DispatcherProcess
 
 OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
@@ -314,10 +313,8 @@ def test_skipped_splits_are_counted_over_all_workers_and_journaled(
         else:
             with pytest.raises(PipelineError, match=r"no more than 4 splits are skipped in an"):
                 list(reading)
-    client = DispatcherClient(dispatcher.target)
-    named = [job for job in fetch_status(client, 60)["jobs"] if job["name"]]
+    named = [job for job in status(dispatcher)["jobs"] if job["name"]]
     jobs = {job["name"].rpartition("/")[2]: job for job in named}
-    client.close()
     for limit in (5, 4):
         (skipped,) = jobs[f"limit {limit}"]["iterations"]
         assert skipped["skipped"] == limit

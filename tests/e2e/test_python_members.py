@@ -20,11 +20,10 @@ import tensorflow as tf
 
 from forebay import service
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.client.dispatcher_status import fetch_status
-from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.storage import FileStorage
 
 from ..cluster import WorkerProcess
+from ..standbys import status
 from ..stock import DispatcherProcess, call
 from .test_python_datasets import kind, lives, numbers, register, twenty
 
@@ -191,7 +190,7 @@ def test_servers_in_the_trainers_own_process(tmp_path: Path) -> None:
             begun.get(timeout=60)
         assert fork_servers() - others
         stopped = pool.submit(one.stop, drain=True)
-        while not are_draining(dispatcher.target):
+        while not any(worker["draining"] for worker in status(dispatcher)["workers"]):
             time.sleep(0.01)
         gate.touch()
         stopped.result()
@@ -203,14 +202,6 @@ def test_servers_in_the_trainers_own_process(tmp_path: Path) -> None:
     processes = {int(path.name) for folder in folders.values() for path in folder.iterdir()}
     while any(map(lives, processes)):
         time.sleep(0.01)
-
-
-def are_draining(target: str) -> bool:
-    client = DispatcherClient(target)
-    try:
-        return any(worker["draining"] for worker in fetch_status(client, 60)["workers"])
-    finally:
-        client.close()
 
 
 def test_who_cannot_run_it_has_no_task(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -86,7 +86,7 @@ def test_forebays_workers_and_dispatcher_die_and_the_rest_goes_on(tmp_path: Path
             slow(tf.data.Dataset.range(ELEMENTS)), str(path), dispatcher.target
         )
         wait_until(lambda: len(os.listdir(path / "chunks")) > 2)
-        rates: Any = status(dispatcher)["save_rates"]
+        rates = status(dispatcher)["save_rates"]
         assert rates[0]["elements_per_s"] > 0
         one.kill()
         dispatcher.kill_and_restart()
@@ -147,7 +147,7 @@ def test_a_worker_dies_that_loads_a_save(tmp_path: Path) -> None:
         (path / "DONE").touch()
         got += map(int, elements)
         assert len(set(got)) == len(got)
-        found: Any = status(dispatcher)
+        found = status(dispatcher)
         (lost,) = {
             source["lost"]
             for job in found["jobs"]

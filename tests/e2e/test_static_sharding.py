@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import time
 from collections import Counter
@@ -23,11 +22,10 @@ from tensorflow.data.experimental import service as stock
 from tensorflow.python.data.experimental.ops import data_service_ops
 
 from forebay import service
-from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.connections.grpc_server import CHANNEL_OPTIONS
 from forebay.service.errors import Unavailable
-from forebay.service.proto import forebay_pb2
 from forebay.service.proto import tf_service_pb2 as pb
+from forebay.storage.tfrecord import frame
 
 from .. import forks
 from ..cluster import WorkerProcess
@@ -44,6 +42,7 @@ from ..pipelines.compositions import (
     build,
     write_files,
 )
+from ..standbys import status
 from ..stock import DispatcherProcess, OwnDispatcher, call, stock_worker, stock_workers
 
 SEED = int(os.environ.get("FOREBAY_SEED", "1"))
@@ -98,18 +97,6 @@ def their_own() -> Iterator[OwnDispatcher]:
     dispatcher.kill()
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    names = []
-    for number in range(2 * SHARDS):
-        path = tmp_path_factory.mktemp("files") / "records"
-        with tf.io.TFRecordWriter(str(path)) as writer:
-            for record in range(number + 1):
-                writer.write(str(10 * number + record).encode())
-        names.append(str(path))
-    return names
-
-
 def shards(cluster: DispatcherProcess, dataset: Any, policy: int) -> dict[int, Shard]:
     """Each shard in order, as a client of TensorFlow's asks the workers for it."""
     dataset_id = stock.register_dataset(cluster.target, dataset, compression=None).numpy().decode()
@@ -138,10 +125,7 @@ def shards_without_loss(
 
 
 def places_of(cluster: DispatcherProcess) -> dict[str, int]:
-    client = DispatcherClient(cluster.target)
-    answer = client.call(forebay_pb2.GetStatusRequest(), forebay_pb2.GetStatusResponse)
-    client.close()
-    return {worker["address"]: worker["place"] for worker in json.loads(answer.status)["workers"]}
+    return {worker["address"]: worker["place"] for worker in status(cluster)["workers"]}
 
 
 def elements(address: str, task_id: int) -> Shard:
@@ -294,10 +278,11 @@ def drawing_alike(seed: int) -> Iterator[None]:
 
 
 def test_a_dataset_that_does_not_fit_the_policy_is_refused(
-    clusters: list[DispatcherProcess], files: list[str]
+    clusters: list[DispatcherProcess], tmp_path: Path
 ) -> None:
     """The same errors; but TensorFlow's workers take HINT without a hint for OFF."""
-    one = tf.data.Dataset.from_tensor_slices(files[:1])
+    (tmp_path / "records").write_bytes(frame(b"0"))
+    one = tf.data.Dataset.from_tensor_slices([str(tmp_path / "records")])
     hint = tf.data.experimental.SHARD_HINT
     count = tf.data.Dataset.range(9)
     fewer = one.flat_map(tf.data.TFRecordDataset)
@@ -316,20 +301,6 @@ def test_a_dataset_that_does_not_fit_the_policy_is_refused(
     theirs, ours = (shards(cluster, count, POLICIES.HINT) for cluster in clusters)
     assert theirs == {shard: [*range(9)] for shard in range(SHARDS)}
     assert ours == dict.fromkeys(range(SHARDS), "INVALID_ARGUMENT")
-
-
-def test_files_joined_with_something_else_lose_nothing(
-    clusters: list[DispatcherProcess], files: list[str]
-) -> None:
-    records = tf.data.Dataset.from_tensor_slices(files).flat_map(tf.data.TFRecordDataset)
-    numbers = tf.data.Dataset.range(100, 107)
-    mixed = records.map(lambda r: tf.strings.to_number(r, tf.int64)).concatenate(numbers)
-    whole = sorted(mixed.as_numpy_iterator())
-    theirs, ours = (shards(cluster, mixed, POLICIES.FILE_OR_DATA) for cluster in clusters)
-    assert sum(map(len, theirs.values())) < len(whole)  # else open_shard need not differ
-    assert sorted(int(element) for shard in ours.values() for element in shard) == whole
-    read = mixed.apply(service.distribute(POLICIES.FILE_OR_DATA, clusters[1].target))
-    assert sorted(read.as_numpy_iterator()) == whole
 
 
 def test_a_killed_workers_shard_is_read_anew_by_the_next_one(tmp_path: Path) -> None:
@@ -396,20 +367,3 @@ def test_workers_that_are_too_few_too_many_or_not_on_the_list(tmp_path: Path) ->
                 second.stop()
                 with third:  # which has waited, and has the place now
                     assert places_of(dispatcher)[third.address] == 1
-
-
-@pytest.mark.parametrize("policy", STATIC)
-def test_forebays_clients_read_every_shard(
-    clusters: list[DispatcherProcess], files: list[str], policy: service.ShardingPolicy
-) -> None:
-    target = clusters[1].target
-    dataset = tf.data.Dataset.from_tensor_slices(files).flat_map(tf.data.TFRecordDataset)
-    if policy == POLICIES.HINT:
-        dataset = dataset.shard(service.SHARD_HINT, service.SHARD_HINT)
-    whole = sorted(str(10 * n + r).encode() for n in range(len(files)) for r in range(n + 1))
-    dataset_id = service.register_dataset(target, dataset)
-    assert sorted(service.read(target, dataset_id, processing_mode=policy)) == whole
-    got = service.from_dataset_id(policy, target, dataset_id)
-    assert sorted(x.numpy() for x in got) == whole
-    got = dataset.apply(service.distribute(policy, target))
-    assert sorted(x.numpy() for x in got) == whole

@@ -63,7 +63,7 @@ def follow(dispatcher: DispatcherProcess, workers: list[WorkerProcess]) -> dict[
     it takes to let some go. Returns what it says of the job."""
     since_s = time.monotonic()
     while time.monotonic() - since_s < 10 * WINDOW_MS / 1000:
-        told: Any = status(dispatcher)
+        told = status(dispatcher)
         wanted, causes = told["wanted_workers"]["workers"], ("enough", "workers idle")
         if len(workers) < wanted:
             process = WorkerProcess(dispatcher.address, **OPTIONS)

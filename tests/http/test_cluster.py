@@ -7,7 +7,6 @@ import http.client
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import prometheus_client
@@ -52,7 +51,7 @@ def test_what_is_scraped_is_what_was_read(tmp_path: Path) -> None:
             assert value(scraped(port), "forebay_dispatcher_consumers") == 1
             number = 1 + sum(1 for _ in elements)
         series = scraped(port)
-        told: Any = status(dispatcher)
+        told = status(dispatcher)
         (job,) = told["jobs"]
         (source,) = job["iterations"][0]["sources"]
         of_job = {"job_id": str(job["job_id"])}
@@ -156,7 +155,7 @@ def test_a_wait_has_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             worker.kill()
 
         def lost() -> int:
-            told: Any = status(dispatcher)
+            told = status(dispatcher)
             (iteration,) = told["jobs"][0]["iterations"]
             return sum(source["lost"] for source in iteration["sources"])
 
@@ -186,7 +185,7 @@ def test_a_draining_worker_works_and_is_not_ready(tmp_path: Path) -> None:
             # Only one goes to the reader, so the worker drains until that leaves.
             held = "forebay_worker_buffer_bytes"
             wait_until(lambda: value(scraped(worker.http_address), held) > 6 * LARGE)
-            told: Any = status(dispatcher)
+            told = status(dispatcher)
             at = {"job_id": str(told["jobs"][0]["job_id"]), "state": "backpressured"}
             spent = "forebay_worker_task_seconds_total"
             wait_until(lambda: value(scraped(worker.http_address), spent, **at) > 0)
