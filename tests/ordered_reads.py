@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 
 from forebay import service
 from forebay.service.client.reader import OrderedIterator
@@ -170,6 +171,24 @@ def stop_and_continue_worker(cluster: Cluster, number: int) -> At:
         threading.Timer(3, paused.__exit__, (None, None, None)).start()
 
     return {number: stop}
+
+
+def kill_worker(cluster: Cluster) -> At:
+    return {5: cluster.replace_worker, 20: cluster.replace_worker}
+
+
+def kill_dispatcher(cluster: Cluster) -> At:
+    return {5: cluster.dispatcher.kill, 20: cluster.dispatcher.restart}
+
+
+def stop_worker(cluster: Cluster) -> At:
+    return stop_and_continue_worker(cluster, 5)
+
+
+TROUBLES = pytest.mark.parametrize(
+    "trouble", [kill_worker, kill_dispatcher, pytest.param(stop_worker, marks=pytest.mark.long)]
+)
+"""What happens to the servers while a group reads."""
 
 
 def uneven_numbers(splits: int) -> Any:

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from forebay import service
 from forebay.service.client import claims
-from forebay.service.errors import FailedPrecondition, InvalidArgument
+from forebay.service.errors import InvalidArgument
 
 from ..cluster import WorkerProcess
 from ..ordered_reads import At, Cluster, stop_and_continue_worker, uneven_numbers
@@ -56,11 +56,7 @@ def read(target: str, dataset_id: str, most: int | None = None, **how: Any) -> l
 
 
 def read_together(
-    target: str,
-    dataset_id: str,
-    readers: int,
-    at: Mapping[int, Callable[[], object]] | None = None,
-    **how: Any,
+    target: str, dataset_id: str, readers: int, at: Mapping[int, Callable[[], object]], **how: Any
 ) -> list[list[int]]:
     """What each gets. Before the first one asks for its element number n, `at[n]` is called."""
     ready = threading.Barrier(readers)
@@ -72,7 +68,7 @@ def read_together(
                 got.append(int(element))
                 if len(got) == 1:  # all have begun before anything happens
                     ready.wait(60)
-                if index == 0 and at is not None and len(got) in at:
+                if index == 0 and len(got) in at:
                     at[len(got)]()
         return got
 
@@ -81,12 +77,6 @@ def read_together(
 
 
 class TestWithoutTrouble:
-    @pytest.mark.usefixtures("small_windows")
-    @pytest.mark.parametrize("readers", [1, 5])
-    def test_consumers_get_each_element_once(self, cluster: Cluster, readers: int) -> None:
-        parts = read_together(cluster.target, register(cluster), readers, job_name=new_name())
-        assert sorted(itertools.chain(*parts)) == EXPECTED
-
     @pytest.mark.usefixtures("small_windows")
     def test_who_leaves_in_order_leaves_neither_gap_nor_repeat(self, cluster: Cluster) -> None:
         dataset_id, name = register(cluster), new_name()
@@ -241,28 +231,3 @@ class TestRefused:
 
         with pytest.raises(InvalidArgument, match="delivery='at_least_once' is not for a dataset_"):
             first(tf.constant(register(cluster)))
-
-
-def test_a_bundle_that_became_shorter_is_refused(tmp_path: Path) -> None:
-    """Its elements are of a file, which was cut between two trainers."""
-    path = tmp_path / "records"
-
-    def write(count: int) -> None:
-        with tf.io.TFRecordWriter(str(path)) as writer:
-            for number in range(count):
-                writer.write(str(number))
-
-    write(40)
-    with Cluster(tmp_path / "journal", 1) as running:
-        dataset = tf.data.Dataset.from_tensor_slices([str(path)]).flat_map(tf.data.TFRecordDataset)
-        dataset_id = service.register_dataset(running.target, dataset)
-        how: Any = {"delivery": "at_least_once", "job_name": "training"}
-        with service.read(running.target, dataset_id, **how) as elements:
-            assert [int(e) for e in itertools.islice(elements, 30)] == [*range(30)]
-        write(20)
-        running.replace_worker()
-        with (
-            service.read(running.target, dataset_id, **how) as elements,
-            pytest.raises(FailedPrecondition, match="had at least 30 elements, and has 20 now"),
-        ):
-            next(elements)

@@ -16,7 +16,7 @@ from forebay import service
 from forebay.service.cli import app
 from forebay.service.cli.audit import _replayed
 from forebay.service.cli.audit_ordered import OrderedAnswers
-from forebay.service.client import portions, read_ahead, schedule_hold
+from forebay.service.client import schedule_hold
 from forebay.service.errors import (
     AlreadyExists,
     FailedPrecondition,
@@ -27,20 +27,13 @@ from forebay.service.errors import (
 from forebay.service.picks import shares
 from forebay.storage import FileStorage
 
-from ..ordered_reads import At, Cluster, read, stop_and_continue_worker, uneven_numbers
+from ..ordered_reads import TROUBLES, At, Cluster, read, uneven_numbers
 from ..picked import picked
 
 ORDER: dict[str, Any] = {"seed": 7, "cycle_length": 3, "block_length": 2}
 WEIGHTS = {"books": 0.1, "code": 0.3, "web": 0.6}
 STEPS = 1_500
 STEP = 24
-
-
-@pytest.fixture
-def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Consumers ask for little ahead, so that workers are asked until the end."""
-    monkeypatch.setattr(read_ahead, "WINDOW_BYTES", 8 << 10)
-    monkeypatch.setattr(portions, "PORTION_BYTES", 2 << 10)
 
 
 def books(split: int) -> Iterator[Any]:
@@ -93,33 +86,8 @@ def test_each_source_keeps_its_own_order(
     assert len({number for number in expected if number >= 2_000_000}) < 30, "several epochs"
 
 
-@pytest.mark.parametrize(("consumers", "batch_size"), [(1, 12), (2, 6), (3, 5), (2, None)])
-def test_the_order_knows_neither_workers_nor_consumers(
-    cluster: Cluster, mixture: str, expected: list[int], consumers: int, batch_size: int | None
-) -> None:
-    steps = STEPS // consumers // (batch_size or 1)
-    got = read(cluster.target, mixture, consumers, steps=steps, batch_size=batch_size, **ORDER)
-    count = steps * consumers * (batch_size or 1)
-    assert got.numbers == expected[:count]
-    assert got.state["position"] == count
-
-
-def kill_worker(cluster: Cluster) -> At:
-    return {5: cluster.replace_worker, 20: cluster.replace_worker}
-
-
-def kill_dispatcher(cluster: Cluster) -> At:
-    return {5: cluster.dispatcher.kill, 20: cluster.dispatcher.restart}
-
-
-def stop_worker(cluster: Cluster) -> At:
-    return stop_and_continue_worker(cluster, 5)
-
-
 @pytest.mark.usefixtures("small_windows")
-@pytest.mark.parametrize(
-    "trouble", [kill_worker, kill_dispatcher, pytest.param(stop_worker, marks=pytest.mark.long)]
-)
+@TROUBLES
 def test_nobody_notices(
     cluster: Cluster, mixture: str, expected: list[int], trouble: Callable[[Cluster], At]
 ) -> None:
@@ -149,12 +117,6 @@ def test_it_goes_on_from_its_state_with_another_number_of_consumers(
             {"web": (service.register_dataset(cluster.target, uneven_numbers(9)), 1)},
         )
         read(cluster.target, other, state=state, steps=1, batch_size=24, **ORDER)
-
-
-def test_a_read_begins_anywhere(cluster: Cluster, mixture: str, expected: list[int]) -> None:
-    for start in (1, 777, STEPS):
-        got = read(cluster.target, mixture, steps=300, start_position=start, **ORDER)
-        assert got.numbers == expected[start : start + 300]
 
 
 def test_tensorflow_reads_the_same(cluster: Cluster, mixture: str, expected: list[int]) -> None:
@@ -258,44 +220,6 @@ class TestChanges:
         total = sum(CHANGED.values())  # the others keep what they have, in units of the whole
         oracle.walk({**{n: w / total for n, w in CHANGED.items()}, "web": 0.05}, 60 * STEP)
         assert got.numbers == oracle.line
-
-    @pytest.mark.usefixtures("small_windows")
-    def test_a_change_in_the_midst_of_large_rounds(
-        self, cluster: Cluster, sources: dict[str, str], mixture: str
-    ) -> None:
-        """Rounds that are planned in parts are dealt anew."""
-        large = {"cycle_length": 4, "block_length": 40}
-        oracle = Oracle({name: stream(cluster, of, **large) for name, of in sources.items()})
-        at = {
-            number: functools.partial(
-                service.change_weights, cluster.target, "large", {"web": web}, from_step=number + 9
-            )
-            for number, web in ((4, 0.2), (20, 0.9), (30, 0.03))
-        }
-        how = {**ORDER, **large, "batch_size": 8, "job_name": "large", "at": at}
-        got = read(cluster.target, mixture, 3, steps=60, in_lockstep=True, **how)
-        weights = dict(WEIGHTS)
-        for until, web in ((13, 0.2), (29, 0.9), (39, 0.03), (60, 0.0)):
-            oracle.walk(weights, until * STEP)
-            total = sum(weights.values())
-            weights = {**{name: w / total for name, w in weights.items()}, "web": web}
-        assert got.numbers == oracle.line
-
-    def test_a_change_is_refused_once_its_step_was_given(
-        self, cluster: Cluster, mixture: str, expected: list[int]
-    ) -> None:
-        errors: list[Exception] = []
-
-        def change() -> None:
-            with pytest.raises(FailedPrecondition, match=r"is past: .*before step 1[01]") as caught:
-                service.change_weights(cluster.target, "past", {"web": 9}, from_step=5)
-            errors.append(caught.value)
-
-        got = read(
-            cluster.target, mixture, 2, steps=30, batch_size=12, at={10: change},
-            in_lockstep=True, job_name="past", **ORDER,
-        )  # fmt: skip
-        assert errors and got.numbers == expected[: 30 * STEP]
 
     def test_steps_are_left_out_after_a_rewind(
         self, cluster: Cluster, mixture: str, expected: list[int]
@@ -411,18 +335,6 @@ def epochs(cluster: Cluster, numbers: str) -> list[list[int]]:
 
 class TestOneDataset:
     """Steps of a dataset by itself are left out, too."""
-
-    def test_after_a_rewind(self, cluster: Cluster, numbers: str, epochs: list[list[int]]) -> None:
-        epoch, how = epochs[0], {"job_name": "one spike", **ORDER}
-        first = read(cluster.target, numbers, 2, steps=10, batch_size=12, **how)
-        more = read(cluster.target, numbers, 2, steps=5, batch_size=12, state=first.state, **how)
-        assert first.numbers + more.numbers == epoch[: 15 * STEP]
-        assert service.skip_steps(cluster.target, "one spike", 13, 15, reason="spike") == 13
-        again = read(cluster.target, numbers, 3, steps=6, batch_size=8, state=first.state, **how)
-        assert again.numbers == epoch[10 * STEP : 13 * STEP] + epoch[15 * STEP : 18 * STEP]
-        assert again.state["position"] == 18 * STEP
-        behind = read(cluster.target, numbers, steps=2, batch_size=24, start_step=13, **how)
-        assert behind.numbers == epoch[15 * STEP : 17 * STEP]
 
     def test_over_an_epochs_end_while_it_is_read(
         self, cluster: Cluster, numbers: str, epochs: list[list[int]]

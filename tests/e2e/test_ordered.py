@@ -12,29 +12,13 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
-from forebay.service.blocks import Block
-from forebay.service.client import portions, read_ahead, silence, source_plan
+from forebay.service.client import silence
 from forebay.service.order import permuted
 
-from ..ordered_reads import (
-    At,
-    Cluster,
-    Got,
-    interleaved,
-    read,
-    stop_and_continue_worker,
-    uneven_numbers,
-)
+from ..ordered_reads import TROUBLES, At, Cluster, Got, interleaved, read, uneven_numbers
 
 SPLITS = 3_000
 ORDER: dict[str, Any] = {"seed": 7, "cycle_length": 5, "block_length": 2, "bundle_splits": 100}
-
-
-@pytest.fixture
-def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Consumers ask for little ahead, so that workers are asked until the end."""
-    monkeypatch.setattr(read_ahead, "WINDOW_BYTES", 8 << 10)
-    monkeypatch.setattr(portions, "PORTION_BYTES", 2 << 10)
 
 
 def random_texts() -> tf.data.Dataset:
@@ -75,25 +59,11 @@ class TestManyReaders:
                 assert group.state["position"] == len(one.elements)
 
 
-def kill_worker(cluster: Cluster) -> At:
-    return {5: cluster.replace_worker, 20: cluster.replace_worker}
-
-
-def stop_worker(cluster: Cluster) -> At:
-    return stop_and_continue_worker(cluster, 5)
-
-
-def kill_dispatcher(cluster: Cluster) -> At:
-    return {5: cluster.dispatcher.kill, 20: cluster.dispatcher.restart}
-
-
 @pytest.mark.usefixtures("small_windows")
 class TestTrouble:
-    @pytest.mark.parametrize(
-        "trouble", [kill_worker, kill_dispatcher, pytest.param(stop_worker, marks=pytest.mark.long)]
-    )
+    @TROUBLES
     def test_nobody_notices(
-        self, cluster: Cluster, texts: str, alone: Got, trouble: Callable[..., Any]
+        self, cluster: Cluster, texts: str, alone: Got, trouble: Callable[[Cluster], At]
     ) -> None:
         cluster.resize(2)
         how = {"batch_size": 20, "at": trouble(cluster), **ORDER}
@@ -263,49 +233,3 @@ def test_functions_of_splits_and_beam_pipelines(
         )  # fmt: skip
         got.elements[:0] = part.elements if state else []
         assert got.digest == alone.digest
-
-
-def texts_of_two_sizes() -> tf.data.Dataset:
-    """6,000 of 8 bytes, then 3,000 of 8,000: 24 MB."""
-
-    def text(number: tf.Tensor) -> tf.Tensor:
-        of_eight = tf.strings.as_string(number, width=8, fill="0")
-        padding = tf.strings.reduce_join(tf.repeat("-", tf.where(number < 6000, 0, 7992)))
-        return tf.strings.join([of_eight, padding])
-
-    return tf.data.Dataset.range(9000).map(text)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("consumers", "cycle_length", "block_length"), [(1, 2, 3), (2, 4, 2000)])
-def test_large_elements_after_small_ones(
-    cluster: Cluster,
-    monkeypatch: pytest.MonkeyPatch,
-    cycle_length: int,
-    block_length: int,
-    consumers: int,
-) -> None:
-    """The consumer asks for as many as were small, and then for fewer. The lengths of bundles are
-    known in the second epoch."""
-    held = [0]
-
-    class Recorded(portions.Portions):
-        def count(self, block: Block) -> None:
-            super().count(block)
-            held.append(self.held_bytes)
-
-    monkeypatch.setattr(read_ahead, "WINDOW_BYTES", 256 << 10)
-    monkeypatch.setattr(portions, "PORTION_BYTES", 2 << 10)
-    monkeypatch.setattr(portions, "RECENT_BYTES", 8 << 10)
-    monkeypatch.setattr(source_plan, "Portions", Recorded)
-    cluster.resize(2)
-    dataset_id = service.register_dataset(cluster.target, texts_of_two_sizes())
-    interleave = {"cycle_length": cycle_length, "block_length": block_length}
-    order: dict[str, Any] = {"shuffle": False, "bundle_splits": 250, **interleave}
-    bundles = [[*range(first, first + 250)] for first in range(0, 9000, 250)]
-    for start in (0, 9000):
-        texts = read(
-            cluster.target, dataset_id, consumers, batch_size=4, start_position=start, **order
-        ).elements
-        assert [int(text.strip(b"-")) for text in texts] == interleaved(bundles, **interleave)
-    assert max(held) < 5 << 20, "4 windows, and a block of 1 MB of each bundle"
