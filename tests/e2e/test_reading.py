@@ -14,14 +14,12 @@ import tensorflow as tf
 
 from forebay import service
 from forebay.journal.verification import stats
-from forebay.service.connections.dispatcher_client import DispatcherClient
-from forebay.service.errors import NotFound, PipelineError
-from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.errors import NotFound
 from forebay.storage import open_storage
 
 from .. import forks
 from ..cluster import WorkerProcess
-from ..forks import Fork
+from ..standbys import status, wait_until
 from ..stock import DispatcherProcess, slow
 
 OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
@@ -115,19 +113,6 @@ class TestHealthy:
         with pytest.raises(tf.errors.InvalidArgumentError, match="another element_spec"):
             list(texts)
 
-    def test_a_pipeline_that_fails_says_why(self, dispatcher: DispatcherProcess) -> None:
-        def check(x: Any) -> Any:
-            with tf.control_dependencies([tf.debugging.assert_less(x, tf.constant(5, tf.int64))]):
-                return tf.identity(x)
-
-        dataset_id = service.register_dataset(
-            dispatcher.target, tf.data.Dataset.range(10).map(check)
-        )
-        with pytest.raises(PipelineError, match="INVALID_ARGUMENT"):
-            list(service.read(dispatcher.target, dataset_id))
-        with pytest.raises(tf.errors.InvalidArgumentError):
-            list(service.from_dataset_id(OFF, dispatcher.target, dataset_id))
-
 
 class TestKilled:
     """Each test has its own cluster. `slow` elements leave time to kill a process in mid-epoch."""
@@ -164,10 +149,7 @@ class TestKilled:
             d.kill_and_restart()
             with pytest.raises(NotFound, match="lost its state"):
                 list(elements)
-            client = DispatcherClient(d.target)
-            while w.address not in client.call(pb.GetStatusRequest(), pb.GetStatusResponse).status:
-                time.sleep(0.05)
-            client.close()
+            wait_until(lambda: w.address in {worker["address"] for worker in status(d)["workers"]})
             for _ in range(2):
                 assert sorted(self.start(d)) == list(range(self.SIZE))
 
@@ -186,26 +168,3 @@ class TestKilled:
         storage = open_storage(str(tmp_path))
         assert "worker_lost" not in stats(storage).events
         storage.close()
-
-    def test_a_trainer_is_killed(self, tmp_path: Path) -> None:
-        """Elements on their way to it are missing; the other trainer finishes the epoch."""
-        with DispatcherProcess(tmp_path) as d, WorkerProcess(d.address):
-            dataset = slow(tf.data.Dataset.range(self.SIZE), 0.004)
-            dataset_id = service.register_dataset(d.target, dataset)
-            program = (
-                "from forebay import service; import sys\n"
-                f"elements = service.read({d.target!r}, {dataset_id!r}, job_name='j',"
-                " processing_mode='distributed_epoch', max_outstanding_requests=20)\n"
-                "print(int(next(elements)), flush=True); sys.stdin.read()"
-            )
-            sibling = Fork(["-c", program])
-            assert sibling.stdout is not None
-            theirs = [int(sibling.line())]
-            elements = service.read(d.target, dataset_id, processing_mode=DYNAMIC, job_name="j")
-            ours = [int(next(elements))]
-            sibling.kill()
-            theirs += map(int, sibling.stdout.read().split())
-            sibling.finish()
-            ours += [int(x) for x in elements]
-            assert len(set(ours + theirs)) == len(ours + theirs)
-            assert len(ours) > self.SIZE // 3

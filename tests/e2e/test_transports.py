@@ -15,9 +15,7 @@ from tensorflow.data.experimental import service as stock
 from forebay import service
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service import malloc
-from forebay.service.blocks import Block
 from forebay.service.client import links
-from forebay.service.client.first_come import FirstComeMode
 from forebay.service.client.reader import fetch_dataset
 from forebay.service.connections.protocols import GRPC, TCP, UNIX, transfer_protocol
 from forebay.service.errors import FailedPrecondition, InvalidArgument
@@ -125,31 +123,6 @@ class TestByName:
         elements = service.read(dispatcher.target, dataset_id, data_transfer_protocol="local")
         with pytest.raises(FailedPrecondition, match=r"cannot be reached by local .*'tcp'"):
             numbers(elements)
-
-    @pytest.mark.parametrize("limit", [1, 5, 100])
-    def test_max_outstanding_requests(
-        self,
-        dispatcher: DispatcherProcess,
-        dataset_id: str,
-        monkeypatch: pytest.MonkeyPatch,
-        limit: int,
-    ) -> None:
-        """At each arrival of a block the consumer has at most that many elements."""
-        arrived, taken, held = 0, 0, []
-
-        def arrive(self: object, client: object, task_id: int, block: Block) -> None:
-            nonlocal arrived
-            arrived += block.count
-            held.append(arrived - taken)
-
-        monkeypatch.setattr(FirstComeMode, "arrived", arrive)
-        with service.read(
-            dispatcher.target, dataset_id, max_outstanding_requests=limit
-        ) as elements:
-            for taken, element in enumerate(elements, 1):
-                assert element == taken - 1
-        assert taken == SIZE
-        assert max(held) <= limit
 
 
 @pytest.mark.parametrize(
