@@ -156,7 +156,7 @@ def test_who_waits_for_data_saves_and_exits(dispatcher: DispatcherProcess, tmp_p
 
 
 def consumers(dispatcher: DispatcherProcess) -> list[int]:
-    jobs = status(dispatcher)["jobs"]
+    jobs: Any = status(dispatcher)["jobs"]
     return [i for job in jobs for of in job["iterations"] for i in range(int(of["consumers"]))]
 
 
@@ -177,5 +177,5 @@ def test_who_does_not_come_back_from_a_step_exits_and_keeps_only_what_it_had(
 
 
 def begun(dispatcher: DispatcherProcess) -> int:
-    jobs = status(dispatcher)["jobs"]
+    jobs: Any = status(dispatcher)["jobs"]
     return sum(s["leased"] + s["begun"] for of in jobs[0]["iterations"] for s in of["sources"])
