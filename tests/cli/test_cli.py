@@ -70,14 +70,15 @@ def line_of(done: subprocess.CompletedProcess[str], code: int = 1) -> str:
 @pytest.fixture
 def dispatcher(tmp_path: Path) -> Iterator[DispatcherProcess]:
     with DispatcherProcess(tmp_path / "journal") as running:
-        client = DispatcherClient(running.target)
-        register = pb.RegisterDatasetRequest(graph=GRAPH, sources=[ev.SplitSource(count=9)])
-        dataset_id = client.call(register, pb.RegisterDatasetResponse).dataset_id
-        request = pb.GetOrCreateJobRequest(dataset_id=dataset_id, job_name="j", sharding="DYNAMIC")
-        job = client.call_numbered(request, pb.GetOrCreateJobResponse)
-        join = pb.JoinIterationRequest(job_id=job.job_id)
-        client.call_numbered(join, pb.JoinIterationResponse)
-        client.close()
+        with DispatcherClient(running.target) as client:
+            register = pb.RegisterDatasetRequest(graph=GRAPH, sources=[ev.SplitSource(count=9)])
+            dataset_id = client.call(register, pb.RegisterDatasetResponse).dataset_id
+            request = pb.GetOrCreateJobRequest(
+                dataset_id=dataset_id, job_name="j", sharding="DYNAMIC"
+            )
+            job = client.call_numbered(request, pb.GetOrCreateJobResponse)
+            join = pb.JoinIterationRequest(job_id=job.job_id)
+            client.call_numbered(join, pb.JoinIterationResponse)
         yield running
 
 
@@ -286,12 +287,11 @@ class TestJournal:
         )  # fmt: skip
         assert process.stdout is not None
         assert "ConsumerJoined" in process.stdout.readline()
-        client = DispatcherClient(dispatcher.target)
-        client.call(
-            pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="w:1", uid=1),
-            pb.WorkerHeartbeatResponse,
-        )
-        client.close()
+        with DispatcherClient(dispatcher.target) as client:
+            client.call(
+                pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="w:1", uid=1),
+                pb.WorkerHeartbeatResponse,
+            )
         assert "WorkerRegistered" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 130
@@ -317,10 +317,9 @@ class TestServers:
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert running.stdout is not None
-        client = DispatcherClient(running.stdout.readline().strip())
-        beat = pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="w:1", uid=1)
-        client.call(beat, pb.WorkerHeartbeatResponse)
-        client.close()
+        with DispatcherClient(running.stdout.readline().strip()) as client:
+            beat = pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="w:1", uid=1)
+            client.call(beat, pb.WorkerHeartbeatResponse)
         running.terminate()
         _, errors = running.communicate(timeout=60)
         lines = [json.loads(line) for line in errors.splitlines()]
@@ -369,15 +368,14 @@ class TestServers:
         assert b"told to by SIGTERM" in done.stderr
 
     def test_status_in_words(self, dispatcher: DispatcherProcess) -> None:
-        client = DispatcherClient(dispatcher.target)
-        (known,) = list_datasets(dispatcher.target)
-        for name in (NO_MARKUP, "\x1b[2J\n9"):
-            named = pb.GetOrCreateJobRequest(dataset_id=known.dataset_id, job_name=name)
-            joined = pb.JoinIterationRequest(
-                job_id=client.call_numbered(named, pb.GetOrCreateJobResponse).job_id
-            )
-            client.call_numbered(joined, pb.JoinIterationResponse)
-        client.close()
+        with DispatcherClient(dispatcher.target) as client:
+            (known,) = list_datasets(dispatcher.target)
+            for name in (NO_MARKUP, "\x1b[2J\n9"):
+                named = pb.GetOrCreateJobRequest(dataset_id=known.dataset_id, job_name=name)
+                joined = pb.JoinIterationRequest(
+                    job_id=client.call_numbered(named, pb.GetOrCreateJobResponse).job_id
+                )
+                client.call_numbered(joined, pb.JoinIterationResponse)
         for command in ("status", dispatcher.target), ("dataset", "list", dispatcher.target):
             shown = forebay(*command, COLUMNS="200").stdout
             assert NO_MARKUP in shown and "\\x1b[2J\\n9" in shown and "\x1b" not in shown
@@ -419,11 +417,12 @@ class TestServers:
             [sys.executable, "-m", "forebay.service.cli", "status", dispatcher.target, "--json"],
             env={**os.environ, "FOREBAY_WAIT_WORKERS": "2"}, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        client = DispatcherClient(dispatcher.target)
-        for uid in (1, 2):
-            beat = pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address=f"w:{uid}", uid=uid)
-            client.call(beat, pb.WorkerHeartbeatResponse)
-        client.close()
+        with DispatcherClient(dispatcher.target) as client:
+            for uid in (1, 2):
+                beat = pb.WorkerHeartbeatRequest(
+                    transfer_servers=SERVERS, address=f"w:{uid}", uid=uid
+                )
+                client.call(beat, pb.WorkerHeartbeatResponse)
         shown, _ = waiting.communicate(timeout=60)
         assert len(json.loads(shown)["workers"]) == 2
         wait_for_workers(dispatcher.target, 2, timeout_s=None)

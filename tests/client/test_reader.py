@@ -178,11 +178,10 @@ def test_a_retry_has_the_number_of_the_first_request(dispatcher: Dispatcher) -> 
 
 
 def test_a_reused_message_is_a_new_request(dispatcher: Dispatcher) -> None:
-    client = DispatcherClient("127.0.0.1:1")
-    request = pb.JoinIterationRequest(job_id=1)
-    for again in (False, False, True):
-        client.call_numbered(request, pb.JoinIterationResponse, again=again)
-    client.close()
+    with DispatcherClient("127.0.0.1:1") as client:
+        request = pb.JoinIterationRequest(job_id=1)
+        for again in (False, False, True):
+            client.call_numbered(request, pb.JoinIterationResponse, again=again)
     assert [number for _, number in dispatcher.numbers(pb.JoinIterationRequest)] == [1, 2, 2]
 
 

@@ -188,30 +188,28 @@ def test_a_stolen_token_opens_only_its_own_doors(
             ):
                 with pytest.raises(PermissionDenied, match=said):
                     refused()
-            client = DispatcherClient(target)
-            many = pb.StartSaveRequest(sources=[ev.SplitSource()] * 6_000)
-            with pytest.raises(PermissionDenied, match="do not cover everything"):  # uncounted
-                client.call(many, pb.StartSaveResponse, patience_s=20)
-            answers = set()
-            (own,) = fetch_status(client, 20, workers_only=True)["workers"]
-            for number in range(own["worker_id"], own["worker_id"] + 50):  # others are near
-                beat = pb.ConsumerHeartbeatRequest(consumer_id=number)
-                with pytest.raises((PermissionDenied, NotFound)) as raised:
-                    client.call(beat, pb.ConsumerHeartbeatResponse, patience_s=20)
-                answers.add(raised.type)
-                with suppress(PermissionDenied):  # who has left may leave again
-                    leave = pb.LeaveIterationRequest(consumer_id=number)
-                    client.call(leave, pb.LeaveIterationResponse, patience_s=20)
-            assert answers == {PermissionDenied, NotFound}
-            client.close()
+            with DispatcherClient(target) as client:
+                many = pb.StartSaveRequest(sources=[ev.SplitSource()] * 6_000)
+                with pytest.raises(PermissionDenied, match="do not cover everything"):  # uncounted
+                    client.call(many, pb.StartSaveResponse, patience_s=20)
+                answers = set()
+                (own,) = fetch_status(client, 20, workers_only=True)["workers"]
+                for number in range(own["worker_id"], own["worker_id"] + 50):  # others are near
+                    beat = pb.ConsumerHeartbeatRequest(consumer_id=number)
+                    with pytest.raises((PermissionDenied, NotFound)) as raised:
+                        client.call(beat, pb.ConsumerHeartbeatResponse, patience_s=20)
+                    answers.add(raised.type)
+                    with suppress(PermissionDenied):  # who has left may leave again
+                        leave = pb.LeaveIterationRequest(consumer_id=number)
+                        client.call(leave, pb.LeaveIterationResponse, patience_s=20)
+                assert answers == {PermissionDenied, NotFound}
             known = pb.JournalPosition(journal_id="7e15" * 8, sequence=1, lasting=True)
-            client = DispatcherClient(target, known=known)
-            with pytest.raises(
-                AnotherJournal, match=r"a/1 \(certificate team-a.*\) claims to know"
+            with (
+                DispatcherClient(target, known=known) as client,
+                pytest.raises(AnotherJournal, match=r"a/1 \(certificate team-a.*\) claims to know"),
             ):
                 get = pb.GetDatasetRequest(dataset_id="a/1")
                 client.call(get, pb.GetDatasetResponse, patience_s=0.01)
-            client.close()
             register(target, numbers(11), dataset_id="a/2")
             with pytest.raises(ResourceExhausted, match=r"covers 2 datasets .*allows 2"):
                 register(target, numbers(12), dataset_id="a/3")
@@ -238,25 +236,17 @@ def test_numbers_of_calls_are_each_peer_s_own(
     files: dict[str, Any] = worker.files()
 
     def join(name: str, caller: str = "x", job_name: str = "") -> pb.JoinIterationResponse:
-        with using(authority.issue(name)):
-            client = DispatcherClient(target)
+        with using(authority.issue(name)), DispatcherClient(target) as client:
             job = pb.GetOrCreateJobRequest(
                 dataset_id=f"own/{name}", job_name=job_name or name, sharding=ev.Sharding.OFF
             )
             numbered = ev.Request(caller=caller, number=1)
             request = pb.JoinIterationRequest(request=numbered, job=job)
-            try:
-                return client.call(request, pb.JoinIterationResponse, patience_s=20)
-            finally:
-                client.close()
+            return client.call(request, pb.JoinIterationResponse, patience_s=20)
 
     def beat(name: str, request: pb.ConsumerHeartbeatRequest) -> None:
-        with using(authority.issue(name)):
-            client = DispatcherClient(target)
-            try:
-                client.call(request, pb.ConsumerHeartbeatResponse, patience_s=20)
-            finally:
-                client.close()
+        with using(authority.issue(name)), DispatcherClient(target) as client:
+            client.call(request, pb.ConsumerHeartbeatResponse, patience_s=20)
 
     with using(worker), WorkerServer(WorkerConfig(target, **files)):
         for name in ("own-a", "own-b"):
@@ -285,18 +275,15 @@ def test_who_shares_a_dataset_cannot_tell_lengths_of_its_bundles(
     how: dict[str, Any] = {**worker.files(), "allow_python": True, "heartbeat_interval_ms": 200}
 
     def known() -> int:
-        with using(authority.issue("viewer")):
-            client = DispatcherClient(target)
+        with using(authority.issue("viewer")), DispatcherClient(target) as client:
             jobs = fetch_status(client, 20)["jobs"]
-            client.close()
         (own,) = [job for job in jobs if job["name"].endswith("/mine")]
         return int(own["order"]["known_lengths"])
 
     with using(worker), WorkerServer(WorkerConfig(target, **how)):
         with using(honest):
             service.register_dataset(target, function, splits=splits, dataset_id="b/shared")
-        with using(liar):
-            client = DispatcherClient(target)
+        with using(liar), DispatcherClient(target) as client:
             found = client.get_dataset("b/shared", with_graph=True)
             again = pb.RegisterDatasetRequest(
                 dataset_id="b/shared",
@@ -317,7 +304,6 @@ def test_who_shares_a_dataset_cannot_tell_lengths_of_its_bundles(
                 consumer_id=joined.consumer_id, bundles=splits, lengths=[9] * 4
             )
             client.call(lies, pb.ConsumerHeartbeatResponse, patience_s=20)
-            client.close()
         with using(honest):
             read = service.read(
                 target, "b/shared", job_name="mine", ordered=True, shuffle=False, bundle_splits=1

@@ -132,18 +132,15 @@ class Thief:
 
 
 def joined(target: str, dataset_id: str, name: str, **how: Any) -> pb.JoinIterationResponse:
-    client = DispatcherClient(target)
     job = pb.GetOrCreateJobRequest(
         dataset_id=dataset_id, job_name=f"dataset_id=/{dataset_id}/{name}", **how
     )
     member = ev.GroupMember(consumers=1, batch_size=1) if "order" in how else None
     joining = pb.JoinIterationRequest(job=job, member=member)
-    try:
+    with DispatcherClient(target) as client:
         answer = client.call_numbered(joining, pb.JoinIterationResponse)
         wait_until(lambda: bool(answer.news.tasks) or beaten(client, answer))
         return answer
-    finally:
-        client.close()
 
 
 def beaten(client: DispatcherClient, answer: pb.JoinIterationResponse) -> bool:
@@ -166,10 +163,8 @@ def test_a_thief_with_one_pool_s_credentials_opens_no_door_of_another(
         assert next(theirs) == 0
     (task,) = reads.news.tasks
     common = next(t for t in shared.news.tasks if t.worker_uid == task.worker_uid)
-    with using(authority.issue("viewer")):
-        client = DispatcherClient(target)
+    with using(authority.issue("viewer")), DispatcherClient(target) as client:
         status = fetch_status(client, 20)
-        client.close()
     (worker_b,) = (w for w in status["workers"] if w["address"] == task.worker_address)
     order_job = next(job for job in status["jobs"] if job["name"].endswith("/b-5"))
     thief = Thief(target, authority.issue("pool-a"))
@@ -220,10 +215,8 @@ def test_a_thief_with_one_pool_s_credentials_opens_no_door_of_another(
     finally:
         thief.call(pb.LeaveServiceRequest(worker_id=answer.worker_id))
         thief.client.close()
-    with using(authority.issue("viewer")):
-        client = DispatcherClient(target)
+    with using(authority.issue("viewer")), DispatcherClient(target) as client:
         assert MAGIC not in json.dumps(fetch_status(client, 20))
-        client.close()
     with using(authority.issue("team-b")):
         read = service.read(
             target, "b/code", job_name="b-7", ordered=True, shuffle=False, bundle_splits=1

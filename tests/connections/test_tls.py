@@ -430,16 +430,13 @@ def test_a_token_opens_a_data_connection(
 
 def status(target: str, credentials: Credentials | None) -> str:
     """What a call of the dispatcher brings: its answer, or the error."""
-    with using(credentials):
-        client = DispatcherClient(target)
+    with using(credentials), DispatcherClient(target) as client:
         try:
             return client.call(
                 pb.GetStatusRequest(), pb.GetStatusResponse, patience_s=PATIENCE_S
             ).status
         except ForebayError as error:
             return f"{type(error).__name__}: {error}"
-        finally:
-            client.close()
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ from forebay.service.dispatcher.recovery import recover
 from forebay.storage import Corrupt, FileStorage, Storage, StorageError
 
 from ..stock import GRAPH
+from ..storage.test_lost_files import delete, empty, fill_with_zeros, halve
 
 RENAMED = GRAPH.replace(b"source", b"origin")
 SNAPSHOTS = (6, 17)
@@ -80,19 +81,6 @@ def trimmed(path: Path) -> None:
 MAKE = {make.__name__: make for make in (plain, trimmed)}
 
 
-def delete(path: Path) -> None:
-    path.unlink()
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def halve(path: Path) -> None:
-    data = path.read_bytes()
-    path.write_bytes(data[: len(data) // 2])
-
-
 def append_a_line(path: Path) -> None:
     with path.open("ab") as file:
         file.write(b"something that was meant for another file\n")
@@ -103,10 +91,6 @@ def flip_a_bit(path: Path) -> None:
     if data:
         data[len(data) // 2] ^= 0x10
     path.write_bytes(data)
-
-
-def fill_with_zeros(path: Path) -> None:
-    path.write_bytes(bytes(path.stat().st_size))
 
 
 def replace_by_a_directory(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -28,15 +29,8 @@ THEIRS = "7e15" * 8
 
 @pytest.fixture
 def client() -> Iterator[Callable[[DispatcherProcess], DispatcherClient]]:
-    opened: list[DispatcherClient] = []
-
-    def of(dispatcher: DispatcherProcess) -> DispatcherClient:
-        opened.append(DispatcherClient(dispatcher.target))
-        return opened[-1]
-
-    yield of
-    for one in opened:
-        one.close()
+    with contextlib.ExitStack() as opened:
+        yield lambda dispatcher: opened.enter_context(DispatcherClient(dispatcher.target))
 
 
 def beat(
@@ -88,9 +82,7 @@ def test_workers_and_consumers_keep_to_the_journal_that_they_know(
     for words in (known.journal.journal_id, str(found["journal_id"]), "began on 20"):
         assert words in refusal(worker)
     assert found["workers"] == []
-    strangers = found["strangers"]
-    assert isinstance(strangers, list)
-    assert [(s["who"], s["journal_id"]) for s in strangers] == [
+    assert [(s["who"], s["journal_id"]) for s in found["strangers"]] == [
         ("worker w:1", known.journal.journal_id)
     ]
     assert beat(client(dispatcher), "w:2").worker_id, "who knows nothing may begin"
@@ -117,11 +109,10 @@ def test_a_worker_of_a_journal_on_disk_does_not_join_one_in_memory(tmp_path: Pat
     """memory: is the default storage, so somebody may forget to name the one on disk."""
     with DispatcherProcess("memory:") as other:
         dispatcher = DispatcherProcess(tmp_path)
-        worker = DispatcherClient(f"{dispatcher.target},{other.target}")
-        beat(worker)
-        dispatcher.kill()
-        wait_until(lambda: refusal(worker) != "")
-        worker.close()
+        with DispatcherClient(f"{dispatcher.target},{other.target}") as worker:
+            beat(worker)
+            dispatcher.kill()
+            wait_until(lambda: refusal(worker) != "")
         assert status(other)["workers"] == []
 
 
@@ -157,7 +148,7 @@ def test_a_worker_joins_a_repaired_journal(
 
 
 def knocking(dispatcher: DispatcherProcess) -> list[str]:
-    return [stranger["who"] for stranger in status(dispatcher)["strangers"]]  # type: ignore[attr-defined]
+    return [stranger["who"] for stranger in status(dispatcher)["strangers"]]
 
 
 # -- --existing ------------------------------------------------------------------------------------
@@ -179,12 +170,11 @@ def test_a_client_that_waits_for_its_journal_logs_so(
     dispatcher: DispatcherProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     known = pb.JournalPosition(journal_id=THEIRS, sequence=7, lasting=True)
-    stray = DispatcherClient(dispatcher.target, known=known)
-    request = pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="w:9", uid=9)
-    waiting = threading.Thread(target=lambda: expect_end(stray, request))
-    waiting.start()
-    wait_until(lambda: f"know the journal {THEIRS} up to event 7" in caplog.text)
-    stray.close()
+    with DispatcherClient(dispatcher.target, known=known) as stray:
+        request = pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="w:9", uid=9)
+        waiting = threading.Thread(target=lambda: expect_end(stray, request))
+        waiting.start()
+        wait_until(lambda: f"know the journal {THEIRS} up to event 7" in caplog.text)
     waiting.join(60)
     assert not waiting.is_alive()
 

@@ -29,9 +29,8 @@ from .leading import run_dispatcher, until
 
 @pytest.fixture
 def client(dispatcher: DispatcherProcess) -> Iterator[DispatcherClient]:
-    opened = DispatcherClient(dispatcher.target)
-    yield opened
-    opened.close()
+    with DispatcherClient(dispatcher.target) as opened:
+        yield opened
 
 
 def register(client: DispatcherClient, function: bytes, dataset_id: str) -> bytes:
@@ -243,15 +242,14 @@ def test_few_large_graphs_are_on_their_way_at_a_time(monkeypatch: pytest.MonkeyP
 
 def test_tensorflows_clients_get_large_graphs(dispatcher: DispatcherProcess) -> None:
     """More of them than may be on their way at a time."""
-    client = DispatcherClient(dispatcher.target)
-    graph = pb_graph_of(LARGE_BYTES)
-    answer = client.call(pb.RegisterDatasetRequest(graph=graph), pb.RegisterDatasetResponse)
-    for _ in range(2 * AT_A_TIME + 1):
-        request = tf.GetDatasetDefRequest(dataset_id=answer.dataset_id)
-        service = "tensorflow.data.DispatcherService"
-        found = client.call(request, tf.GetDatasetDefResponse, service=service)
-        assert len(found.dataset_def.graph) > LARGE_BYTES
-    client.close()
+    with DispatcherClient(dispatcher.target) as client:
+        graph = pb_graph_of(LARGE_BYTES)
+        answer = client.call(pb.RegisterDatasetRequest(graph=graph), pb.RegisterDatasetResponse)
+        for _ in range(2 * AT_A_TIME + 1):
+            request = tf.GetDatasetDefRequest(dataset_id=answer.dataset_id)
+            service = "tensorflow.data.DispatcherService"
+            found = client.call(request, tf.GetDatasetDefResponse, service=service)
+            assert len(found.dataset_def.graph) > LARGE_BYTES
 
 
 def pb_graph_of(size: int) -> bytes:

@@ -25,7 +25,7 @@ from ..forks import Fork
 from ..standbys import wait_until
 from ..stock import DispatcherProcess
 
-OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
+OFF, DYNAMIC, DATA = (service.ShardingPolicy[name] for name in ("OFF", "DYNAMIC", "DATA"))
 ELEMENTS = 500
 
 
@@ -87,8 +87,18 @@ def task_threads() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith(mine)]
 
 
-def read(target: str, dataset_id: str, mode: Any = DYNAMIC, **options: Any) -> Any:
-    return service.read(target, dataset_id, processing_mode=mode, job_name="training", **options)
+def take(
+    dispatcher: DispatcherProcess,
+    dataset_id: str,
+    most: int | None = None,
+    mode: service.ShardingPolicy = DYNAMIC,
+    job_name: str = "training",
+) -> list[int]:
+    """The numbers that a reader gets before it leaves, or all that there are."""
+    with service.read(
+        dispatcher.target, dataset_id, processing_mode=mode, job_name=job_name
+    ) as elements:
+        return [int(element[0]) for element in itertools.islice(elements, most)]
 
 
 def numbers(source: Any = None) -> Any:
@@ -106,22 +116,28 @@ def zipped() -> Any:
     return numbers(tf.data.Dataset.zip(both).map(lambda x, _: x))
 
 
-@pytest.mark.parametrize("dataset", [numbers, shuffled, zipped])
+def of_python() -> Any:
+    def numbers_from(start: int) -> Iterator[Any]:
+        for number in range(start, start + 20):
+            yield [number] * 5_000
+
+    return service.python_dataset(splits=range(0, ELEMENTS, 20))(numbers_from)
+
+
+@pytest.mark.parametrize("dataset", [numbers, shuffled, zipped, of_python])
 def test_the_next_reader_gets_buffered_elements_and_unstarted_splits(
     dispatcher: DispatcherProcess, workers: Workers, dataset: Callable[[], Any]
 ) -> None:
     for _ in range(2):
-        workers.start()
+        workers.start(processes=2)
     dataset_id = service.register_dataset(dispatcher.target, dataset())
     got: list[int] = []
     for _ in range(4):
-        with read(dispatcher.target, dataset_id) as elements:
-            got += [int(element[0]) for element in itertools.islice(elements, 60)]
+        got += take(dispatcher, dataset_id, 60)
         workers.wait_until_parked()
         wait_until(lambda: not task_threads())
     assert not workers.losses.unfinished and not workers.losses.shed_elements
-    with read(dispatcher.target, dataset_id) as elements:
-        got += [int(element[0]) for element in elements]
+    got += take(dispatcher, dataset_id)
     assert sorted(got) == [*range(ELEMENTS)]
     wait_until(lambda: not workers.runners())
 
@@ -134,11 +150,9 @@ def test_a_pipeline_that_ended_by_itself_is_not_begun_again(
     dataset_id = service.register_dataset(dispatcher.target, numbers().take(FIRST))
     got: list[int] = []
     for _ in range(3):
-        with read(dispatcher.target, dataset_id) as elements:
-            got += [int(element[0]) for element in itertools.islice(elements, 3)]
+        got += take(dispatcher, dataset_id, 3)
         workers.wait_until_parked()
-    with read(dispatcher.target, dataset_id) as elements:
-        got += [int(element[0]) for element in elements]
+    got += take(dispatcher, dataset_id)
     assert len(got) == len(set(got)) == FIRST
 
 
@@ -148,13 +162,10 @@ def test_a_pipeline_without_leases_begins_again(
     workers.start()
     dataset_id = service.register_dataset(dispatcher.target, numbers())
     for _ in range(2):
-        with read(dispatcher.target, dataset_id, OFF) as elements:
-            first = [int(element[0]) for element in itertools.islice(elements, 60)]
-        assert first == [*range(60)]
+        assert take(dispatcher, dataset_id, 60, OFF) == [*range(60)]
         workers.wait_until_parked()
         wait_until(lambda: not task_threads())
-    with read(dispatcher.target, dataset_id, OFF) as elements:
-        assert [int(element[0]) for element in elements] == [*range(ELEMENTS)]
+    assert take(dispatcher, dataset_id, mode=OFF) == [*range(ELEMENTS)]
 
 
 def test_a_static_shard_begins_anew_and_its_job_ends(tmp_path: Path) -> None:
@@ -163,14 +174,10 @@ def test_a_static_shard_begins_anew_and_its_job_ends(tmp_path: Path) -> None:
         workers.start()
         try:
             dataset_id = service.register_dataset(dispatcher.target, numbers())
-            mode = service.ShardingPolicy.DATA
-            with read(dispatcher.target, dataset_id, mode) as elements:
-                next(elements)
+            assert take(dispatcher, dataset_id, 1, DATA)
             workers.wait_until_parked()
-            with read(dispatcher.target, dataset_id, mode) as elements:
-                assert [int(element[0]) for element in elements] == [*range(ELEMENTS)]
-            with read(dispatcher.target, dataset_id, mode) as elements:
-                assert not [*elements], "the epoch is over"
+            assert take(dispatcher, dataset_id, mode=DATA) == [*range(ELEMENTS)]
+            assert not take(dispatcher, dataset_id, mode=DATA), "the epoch is over"
         finally:
             workers.all[0].stop()
 
@@ -182,11 +189,7 @@ def test_the_buffers_of_all_abandoned_jobs_share_a_bound(
     worker = workers.start(memory_budget=8 * (6 << 20))
     dataset_id = service.register_dataset(dispatcher.target, numbers(tf.data.Dataset.range(20_000)))
     for number in range(8):
-        name = f"job {number}"
-        with service.read(
-            dispatcher.target, dataset_id, processing_mode=DYNAMIC, job_name=name
-        ) as elements:
-            assert len([*itertools.islice(elements, 20)]) == 20
+        assert len(take(dispatcher, dataset_id, 20, job_name=f"job {number}")) == 20
     workers.wait_until_parked()
     wait_until(lambda: worker.idle.budget.held <= 6 << 20)
     assert workers.losses.shed_elements or workers.losses.unfinished
@@ -195,10 +198,7 @@ def test_the_buffers_of_all_abandoned_jobs_share_a_bound(
     assert parked == 8 * [1]
     assert sum(shed) == workers.losses.shed_elements
     wait_until(lambda: not task_threads())
-    with service.read(
-        dispatcher.target, dataset_id, processing_mode=DYNAMIC, job_name="job 0"
-    ) as elements:
-        rest = [int(element[0]) for element in elements]
+    rest = take(dispatcher, dataset_id, job_name="job 0")
     assert len(set(rest)) == len(rest) and 19_999 in rest
 
 
@@ -236,8 +236,7 @@ def test_the_buffers_for_killed_readers_are_bounded() -> None:
             wait_until(lambda: not task_threads())
             kept = [runner.output.waiting_elements * 40_000 for runner in workers.runners()]
             assert worker.idle.budget.held == sum(kept)
-            with read(dispatcher.target, dataset_id) as elements:
-                rest = [int(element[0]) for element in elements]
+            rest = take(dispatcher, dataset_id)
             assert len(set(rest)) == len(rest)
             wait_until(lambda: not worker.idle.budget.held)
         finally:
@@ -260,25 +259,3 @@ def test_tasks_that_stock_clients_left_are_parked_too(
         wait_until(lambda: any(runner.is_parked for runner in workers.runners()))
         wait_until(lambda: not task_threads())
     assert len(got) == len(set(got)) == 180
-
-
-def numbers_from(start: int) -> Iterator[Any]:
-    for number in range(start, start + 20):
-        yield [number] * 5_000
-
-
-def test_a_python_dataset_that_nobody_reads_has_no_processes(
-    dispatcher: DispatcherProcess, workers: Workers
-) -> None:
-    workers.start(processes=2)
-    made = service.python_dataset(splits=range(0, ELEMENTS, 20))(numbers_from)
-    dataset_id = service.register_dataset(dispatcher.target, made)
-    got: list[int] = []
-    for _ in range(3):
-        with read(dispatcher.target, dataset_id) as elements:
-            got += [int(element[0]) for element in itertools.islice(elements, 60)]
-        workers.wait_until_parked()
-        wait_until(lambda: not task_threads())
-    with read(dispatcher.target, dataset_id) as elements:
-        got += [int(element[0]) for element in elements]
-    assert sorted(got) == [*range(ELEMENTS)]

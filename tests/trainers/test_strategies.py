@@ -1,4 +1,7 @@
-"""Datasets of a service under strategies of one process: `tf.distribute`'s guide on input."""
+"""Datasets of a service under strategies of one process: `tf.distribute`'s guide on input.
+
+Its ways to iterate, which are those of several processes, are in test_multi_worker.
+"""
 
 from __future__ import annotations
 
@@ -46,45 +49,6 @@ for elements, replicas, expected in (
     assert sorted(x for b in batches for x in values(strategy, b)) == [*range(elements)]
 
 strategy = mirrored(2)
-distributed = strategy.experimental_distribute_dataset(read(tf.data.Dataset.range(6).batch(4)))
-spec = distributed.element_spec
-
-
-@tf.function(input_signature=[spec])
-def total(batch):
-    own = strategy.run(lambda x: tf.reduce_sum(x), args=(batch,))
-    return strategy.reduce("SUM", own, axis=None)
-
-
-@tf.function
-def loop(distributed):
-    result = tf.constant(0, tf.int64)
-    for batch in distributed:
-        result += total(batch)
-    return result
-
-
-@tf.function
-def two_steps(iterator):
-    return total(next(iterator)) + total(iterator.get_next())
-
-
-assert sum(int(total(batch)) for batch in distributed) == 15
-assert int(loop(distributed)) == 15
-assert int(two_steps(iter(distributed))) == 15
-iterator = iter(distributed)
-assert sizes(strategy, next(iterator)) == [2, 2] and sizes(strategy, iterator.get_next()) == [1, 1]
-for end in (iterator.get_next, lambda: next(iterator)):
-    try:
-        end()
-    except (tf.errors.OutOfRangeError, StopIteration):
-        continue
-    raise AssertionError("there is an end")
-iterator = iter(distributed)
-found = [iterator.get_next_as_optional() for _ in range(3)]
-assert [bool(x.has_value()) for x in found] == [True, True, False]
-assert [sizes(strategy, x.get_value()) for x in found[:2]] == [[2, 2], [1, 1]]
-
 
 # A function makes what each worker reads, which nothing divides among replicas.
 def from_function(context):

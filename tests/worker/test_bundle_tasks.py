@@ -35,6 +35,7 @@ from forebay.service.worker.task_states import Ended
 from forebay.service.worker.tasks import TaskDependencies
 
 from ..delivery.contract import block, numbers
+from ..standbys import wait_until
 
 TIMEOUT_S = 30.0
 JOB = 5
@@ -138,14 +139,6 @@ def given(subscription: Subscription) -> tuple[list[int], End]:
         found += numbers(item)
     assert item is not None, "it waits"
     return found, item
-
-
-def wait_until(holds: Callable[[], Any]) -> None:
-    for _ in range(int(TIMEOUT_S * 1000)):
-        if holds():
-            return
-        threading.Event().wait(0.001)
-    raise AssertionError("it has not come about")
 
 
 @pytest.fixture

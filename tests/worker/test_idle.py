@@ -24,6 +24,8 @@ from forebay.service.worker.task_pipeline import Pipelines
 from forebay.service.worker.task_states import Complete
 from forebay.service.worker.tasks import TaskDependencies, TaskRunner
 
+from ..standbys import wait_until
+
 TIMEOUT_S = 30
 MOST = 100
 
@@ -131,15 +133,6 @@ def make() -> Iterator[Callable[[Splits], tuple[TaskRunner, IdleTasks, set[int]]
         tasks.stop()
         runner.cancel()
         assert runner.join(TIMEOUT_S)
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    changed = threading.Event()
-    for _ in range(100 * TIMEOUT_S):
-        if true():
-            return
-        changed.wait(0.01)
-    raise AssertionError("waited in vain")
 
 
 def test_a_task_that_nobody_reads_completes_once_other_workers_took_all_splits(make: Any) -> None:

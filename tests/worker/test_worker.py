@@ -125,13 +125,12 @@ def test_a_client_that_calls_a_worker_as_a_dispatcher_is_told_so() -> None:
     server = grpc.server(ThreadPoolExecutor(1), handlers=not_a_dispatcher.handlers("h:1"))
     address = bind(server, "127.0.0.1", 0)
     server.start()
-    client = DispatcherClient(address)
-    said = "this address is a worker's; use the address of its dispatcher instead: h:1"
-    with pytest.raises(InvalidArgument, match=said):
-        fetch_status(client, 20)
-    with pytest.raises(InvalidArgument, match=said):
-        list_datasets(address, timeout_s=20)
-    client.close()
+    with DispatcherClient(address) as client:
+        said = "this address is a worker's; use the address of its dispatcher instead: h:1"
+        with pytest.raises(InvalidArgument, match=said):
+            fetch_status(client, 20)
+        with pytest.raises(InvalidArgument, match=said):
+            list_datasets(address, timeout_s=20)
     server.stop(0).wait()
 
 
@@ -139,10 +138,11 @@ def test_a_client_that_calls_another_service_as_a_dispatcher_is_told_so() -> Non
     server = grpc.server(ThreadPoolExecutor(1))
     address = bind(server, "127.0.0.1", 0)
     server.start()
-    client = DispatcherClient(address)
-    with pytest.raises(Unimplemented, match=f"what answers at {address} is no .*dispatcher"):
+    with (
+        DispatcherClient(address) as client,
+        pytest.raises(Unimplemented, match=f"what answers at {address} is no .*dispatcher"),
+    ):
         fetch_status(client, 20)
-    client.close()
     server.stop(0).wait()
 
 
