@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -18,11 +20,13 @@ from forebay.service.transport.sending import Connection, Farewell
 from forebay.service.transport.sessions import Sessions
 
 from ..delivery.contract import block, numbers
-from .peers import TIMEOUT_S, UID, Consumer, waiting_sender
+from .peers import TIMEOUT_S, Consumer, only, waiting_sender
 
 TASK = 5
 KEY = TASK, 0
 HANDS_BACK = AnyBlock(hands_back=True)
+
+Connect = Callable[..., Consumer]
 
 
 @pytest.fixture
@@ -30,26 +34,25 @@ def output() -> FirstComeOutput:
     return FirstComeOutput()
 
 
-@pytest.fixture(params=["unix", "tcp", "local"])
-def connect(request: pytest.FixtureRequest, output: FirstComeOutput) -> Iterator[Any]:
-    server = BlockServer(UID)
+@pytest.fixture
+def reader(server: BlockServer, output: FirstComeOutput, closing: ExitStack) -> Connect:
+    """Makes consumers that read the task."""
     server.sessions.add_task(TASK, output)
-    server.start()
-    ways = [way for way in server.addresses if way[0] == request.param]
-    consumers: list[Consumer] = []
 
-    def connect(consumer_id: int, **options: Any) -> Consumer:
-        local = server.sessions if request.param == "local" else None
-        consumer = Consumer(ways, consumer_id, local=local, start=False, **options)
+    def connect(consumer_id: int = 1, protocol: str = "unix") -> Consumer:
+        local = server.sessions if protocol == "local" else None
+        consumer = Consumer(only(server, protocol), consumer_id, local=local, start=False)
+        closing.callback(consumer.client.close)
         consumer.client.read(TASK, HANDS_BACK)
         consumer.client.start()
-        consumers.append(consumer)
         return consumer
 
-    yield connect
-    for consumer in consumers:
-        consumer.client.close()
-    server.stop()
+    return connect
+
+
+@pytest.fixture(params=["unix", "tcp", "local"])
+def connect(request: pytest.FixtureRequest, reader: Connect) -> Connect:
+    return functools.partial(reader, protocol=request.param)
 
 
 def got(consumer: Consumer) -> Any:
@@ -65,7 +68,7 @@ def leave(consumer: Consumer, given: int | None = None) -> None:
 
 
 def test_elements_that_the_trainer_took_stay_and_the_rest_goes_to_others(
-    output: FirstComeOutput, connect: Any
+    output: FirstComeOutput, connect: Connect
 ) -> None:
     leaving = connect(1)
     for first in range(0, 6, 2):  # a new consumer is given two at a time
@@ -87,7 +90,7 @@ def test_elements_that_the_trainer_took_stay_and_the_rest_goes_to_others(
 
 
 def test_the_last_block_that_is_taken_is_reported_at_once(
-    output: FirstComeOutput, connect: Any
+    output: FirstComeOutput, connect: Connect
 ) -> None:
     slow, other = connect(1), connect(2)
     output.put(block(0, 1))
@@ -157,23 +160,14 @@ def test_absurd_goodbyes_are_refused(position: dict[str, int], wrong: str) -> No
         sessions.goodbye(connection, [pb.Position(task_id=TASK, **position)])
 
 
-def test_a_goodbye_that_was_cut_off_is_repeated(output: FirstComeOutput) -> None:
-    server = BlockServer(UID)
-    server.sessions.add_task(TASK, output)
-    server.start()
-    consumer = Consumer(server.addresses, start=False)
-    consumer.client.read(TASK, HANDS_BACK)
-    consumer.client.start()
-    try:
-        output.put(block(0, 2))
-        assert got(consumer) == [0, 1]
-        with consumer.client._lock:  # type: ignore[union-attr]
-            consumer.client._outbox.cut()  # type: ignore[union-attr]
-        leave(consumer)
-        assert output.waiting_elements == 2
-    finally:
-        consumer.client.close()
-        server.stop()
+def test_a_goodbye_that_was_cut_off_is_repeated(output: FirstComeOutput, reader: Connect) -> None:
+    consumer = reader()
+    output.put(block(0, 2))
+    assert got(consumer) == [0, 1]
+    with consumer.client._lock:  # type: ignore[union-attr]
+        consumer.client._outbox.cut()  # type: ignore[union-attr]
+    leave(consumer)
+    assert output.waiting_elements == 2
 
 
 def test_a_consumer_that_never_reached_its_worker_hands_nothing_back() -> None:
@@ -185,18 +179,14 @@ def test_a_consumer_that_never_reached_its_worker_hands_nothing_back() -> None:
 
 
 def test_blocks_that_arrive_while_the_consumer_leaves_do_not_count_as_received(
-    output: FirstComeOutput,
+    output: FirstComeOutput, reader: Connect, closing: ExitStack
 ) -> None:
     """The goodbye, which is repeated after the cut, counts only blocks that had arrived."""
-    server = BlockServer(UID)
-    server.sessions.add_task(TASK, output)
-    server.start()
-    consumer = Consumer(server.addresses, start=False)
+    consumer = reader()
     client = consumer.client
     assert isinstance(client, BlockClient)
-    client.read(TASK, HANDS_BACK)
-    client.start()
     came, go_on = threading.Event(), threading.Event()
+    closing.callback(go_on.set)
     payload = client._payloads.read
 
     def late(*arguments: Any) -> Any:
@@ -204,19 +194,14 @@ def test_blocks_that_arrive_while_the_consumer_leaves_do_not_count_as_received(
         go_on.wait(TIMEOUT_S)
         return payload(*arguments)
 
-    try:
-        output.put(block(0, 2))
-        assert got(consumer) == [0, 1]
-        client._payloads.read = late  # type: ignore[method-assign, assignment]
-        output.put(block(2, 2))
-        assert came.wait(TIMEOUT_S)
-        with client._lock:
-            client._outbox.cut()
-        client.hand_back(None)
-        go_on.set()
-        assert client.close(time.monotonic() + TIMEOUT_S)
-        assert output.waiting_elements == 4
-    finally:
-        go_on.set()
-        client.close()
-        server.stop()
+    output.put(block(0, 2))
+    assert got(consumer) == [0, 1]
+    client._payloads.read = late  # type: ignore[method-assign, assignment]
+    output.put(block(2, 2))
+    assert came.wait(TIMEOUT_S)
+    with client._lock:
+        client._outbox.cut()
+    client.hand_back(None)
+    go_on.set()
+    assert client.close(time.monotonic() + TIMEOUT_S)
+    assert output.waiting_elements == 4
