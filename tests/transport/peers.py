@@ -21,7 +21,7 @@ from forebay.service.blocks import Block
 from forebay.service.connections import tunnel
 from forebay.service.connections.admission import Identity
 from forebay.service.connections.grpc_server import bind, server_options
-from forebay.service.delivery import End, EndOfTask, FirstComeOutput
+from forebay.service.delivery import ANY, End, EndOfTask, FirstComeOutput, ReadRequest
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockClient, BlockServer, LocalClient, frames, messages
 from forebay.service.transport.sending import Connection
@@ -42,11 +42,14 @@ class Consumer:
         consumer_id: int = 1,
         uid: int = UID,
         reads: int | None = None,
+        request: ReadRequest = ANY,
         local: Sessions | None = None,
         start: bool = True,
+        closing: ExitStack | None = None,
         **options: Any,
     ) -> None:
-        """`reads` is a task that it reads from the start, `local` a worker in this process."""
+        """`reads` is a task of which it requests that from the start, `local` a worker in this
+        process. `closing` closes it."""
         self.arrived: queue.Queue[tuple[int, int, Block | End] | str] = queue.Queue()
         options |= {
             "consumer_id": consumer_id,
@@ -58,8 +61,10 @@ class Consumer:
             self.client = LocalClient(local, **options)
         else:
             self.client = BlockClient(addresses, worker_uid=uid, **options)
+        if closing is not None:
+            closing.callback(self.client.close)
         if reads is not None:
-            self.client.read(reads)
+            self.client.read(reads, request)
         if start:
             self.client.start()
 

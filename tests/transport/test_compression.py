@@ -312,8 +312,7 @@ def read_through(
         output.put(Block(1, (Component(values),), index=number))
     output.finish()
     server.sessions.add_task(TASK, output)
-    consumer = Consumer(slow.addresses, reads=TASK)
-    closing.callback(consumer.client.close)
+    consumer = Consumer(slow.addresses, reads=TASK, closing=closing)
     for number in range(blocks):
         _, block = consumer.take()
         assert isinstance(block, Block) and block.index == number
@@ -363,8 +362,7 @@ def test_every_kind_of_block(closing: ExitStack, codec: str) -> None:
         output.put(block)
     output.finish()
     server.sessions.add_task(TASK, output)
-    consumer = Consumer(only(server, "tcp"), reads=TASK)
-    closing.callback(consumer.client.close)
+    consumer = Consumer(only(server, "tcp"), reads=TASK, closing=closing)
     for block in expected:
         got = consumer.take()[1]
         assert isinstance(got, Block)
@@ -387,11 +385,12 @@ def test_a_block_for_several_consumers_is_compressed_once(
     output = CachedOutput()
     output.compression = ev.ZSTD
     server.sessions.add_task(TASK, output)
-    consumers = []
-    for number in range(3):
-        consumers.append(Consumer(only(server, "tcp"), number + 1))
-        closing.callback(consumers[-1].client.close)
-        consumers[-1].client.read(TASK, Cached(f"trainer {number}"))
+    consumers = [
+        Consumer(
+            only(server, "tcp"), n, reads=TASK, request=Cached(f"trainer {n}"), closing=closing
+        )
+        for n in range(1, 4)
+    ]
     for number in range(5):
         values = np.full((1, MB // 16), number)
         output.put(Block(1, (Component(values),)))
@@ -433,8 +432,7 @@ def test_a_consumer_leaves_a_worker_that_announces_wrong_sizes(
     worker = ScriptedWorker()
     closing.callback(worker.close)
     worker.follow_always([WELCOME, Saying(frame)])
-    consumer = Consumer(worker.addresses, reads=TASK, give_up_s=0.2)
-    closing.callback(consumer.client.close)
+    consumer = Consumer(worker.addresses, reads=TASK, give_up_s=0.2, closing=closing)
     assert isinstance(consumer.get(), str)  # lost
     assert reason in caplog.text
 

@@ -53,8 +53,7 @@ from .samples import SAMPLES, assert_same, numbered
 def test_blocks_arrive_whole_and_in_order(
     server: BlockServer, closing: ExitStack, protocol: str
 ) -> None:
-    consumer = Consumer(only(server, protocol))
-    closing.callback(consumer.client.close)
+    consumer = Consumer(only(server, protocol), closing=closing)
     consumer.client.read(5)
     assert consumer.take() == (5, TaskUnknown())
     output = FirstComeOutput()
@@ -96,8 +95,7 @@ def test_the_worker_hears_that_an_end_was_heard_though_nothing_else_is_said(
 ) -> None:
     output = BundlesOutput()
     server.sessions.add_task(5, output)
-    consumer = Consumer(only(server, "tcp"), consumer_id=1)
-    closing.callback(consumer.client.close)
+    consumer = Consumer(only(server, "tcp"), consumer_id=1, closing=closing)
     consumer.client.read(5, Slice(bundle=7, place=7, until=1), subscription=3)
     run = output.next_run(most=1, timeout_s=TIMEOUT_S)
     assert run is not None
@@ -116,9 +114,7 @@ def test_no_more_is_in_flight_than_credit_and_one_block(
     cost = size + block_limits.BLOCK_OVERHEAD_BYTES
     most = (credit_bytes - 1) // cost + 1  # the last of them when hardly a byte of credit is left
     task(server, 5, 300, lambda: size)
-    consumer = Consumer(server.addresses, credit_bytes=credit_bytes)
-    closing.callback(consumer.client.close)
-    consumer.client.read(5)
+    consumer = Consumer(server.addresses, reads=5, credit_bytes=credit_bytes, closing=closing)
     held: list[Block] = []
     for number in range(1, 301):
         while held and dice.random() < 0.5:
@@ -142,9 +138,7 @@ def test_stopped_tasks_are_not_delivered_and_cost_no_credit(
 ) -> None:
     task(server, 5, 1000, lambda: 8_000)
     task(server, 6, 20)
-    consumer = Consumer(server.addresses, credit_bytes=100_000)
-    closing.callback(consumer.client.close)
-    consumer.client.read(5)
+    consumer = Consumer(server.addresses, reads=5, credit_bytes=100_000, closing=closing)
     assert consumer.take()[0] == 5
     consumer.client.stop_task(5)
     consumer.client.read(6)
@@ -205,8 +199,7 @@ def test_a_cut_at_any_byte_loses_and_repeats_nothing(
 
 
 def test_consumers_are_told_that_the_server_stops(server: BlockServer, closing: ExitStack) -> None:
-    consumer = Consumer(server.addresses)
-    closing.callback(consumer.client.close)
+    consumer = Consumer(server.addresses, closing=closing)
     output = FirstComeOutput()
     server.sessions.add_task(5, output)
     consumer.client.read(5)
@@ -236,8 +229,7 @@ def test_a_client_closes_in_any_state(server: BlockServer) -> None:
     idle = Consumer(server.addresses)
     idle.client.close()
     idle.client.close()
-    reading = Consumer(server.addresses)
-    reading.client.read(5)
+    reading = Consumer(server.addresses, reads=5)
     output.put(numbered(1))
     reading.take()
     reading.client.close()
@@ -305,8 +297,7 @@ def test_a_client_reports_that_its_worker_has_ended(closing: ExitStack) -> None:
     told: queue.Queue[ConnectionRefused | None] = queue.Queue()
     listener = closing.enter_context(socket.create_server(("127.0.0.1", 0)))
     where = "tcp", f"127.0.0.1:{listener.getsockname()[1]}"
-    consumer = Consumer([where], refused=told.put, give_up_s=1e9)
-    closing.callback(consumer.client.close)
+    consumer = Consumer([where], refused=told.put, give_up_s=1e9, closing=closing)
     with listener.accept()[0] as connection:
         frames.send(connection, [WELCOME.data])
         wait_until(lambda: consumer.client.connected)
@@ -328,9 +319,7 @@ def test_a_server_that_never_started_and_a_port_in_use() -> None:
 def test_large_blocks_are_received_without_a_copy(server: BlockServer, closing: ExitStack) -> None:
     output = FirstComeOutput()
     server.sessions.add_task(5, output)
-    consumer = Consumer(server.addresses)
-    closing.callback(consumer.client.close)
-    consumer.client.read(5)
+    consumer = Consumer(server.addresses, reads=5, closing=closing)
     for value in range(8):
         output.put(Block(2, (Component(np.full((2, 600_000), value, np.float32)),)))
         block = consumer.take()[1]

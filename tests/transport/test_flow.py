@@ -211,11 +211,10 @@ class Workers:
         for server in self.servers:
             share = budget.share() if budget is not None else None
             consumer = Consumer(
-                only(server, "tcp"), consumer_id, server._worker_uid, elements=share, start=False
-            )
-            consumer.client.read(TASK)
+                only(server, "tcp"), consumer_id, server._worker_uid, TASK, elements=share,
+                start=False, closing=self.closing,
+            )  # fmt: skip
             made.append(consumer)
-            self.closing.callback(consumer.client.close)
         for consumer in made:
             consumer.client.start()
         return made
@@ -315,8 +314,7 @@ def test_a_greedy_consumer_does_not_starve_the_others(closing: ExitStack, protoc
 
 class TestLocal:
     def consumer(self, closing: ExitStack, there: Workers, **options: Any) -> Consumer:
-        consumer = Consumer([], 1, 1, reads=TASK, local=local_worker(1), **options)
-        closing.callback(consumer.client.close)
+        consumer = Consumer([], 1, 1, reads=TASK, local=local_worker(1), **options, closing=closing)
         assert isinstance(consumer.client, LocalClient)
         return consumer
 
@@ -366,8 +364,7 @@ class TestLocal:
         there = Workers(closing, 1)
         worker = local_worker(1)
         there.servers[0].stop()
-        consumer = Consumer([], 1, 1, reads=TASK, local=worker)
-        closing.callback(consumer.client.close)
+        consumer = Consumer([], 1, 1, reads=TASK, local=worker, closing=closing)
         assert consumer.get() == "the worker stops"
 
     def test_closing_leaves_nothing(self, closing: ExitStack) -> None:

@@ -169,11 +169,8 @@ def test_with_checksums_a_changed_payload_is_named_and_sent_again(
         output.put(block)
     output.finish()
     server.sessions.add_task(TASK, output)
-    consumer = Consumer(proxy.addresses, consumer_id=1, reads=TASK)
-    try:
-        blocks = [item for item in (consumer.take()[1] for _ in "012") if isinstance(item, Block)]
-    finally:
-        consumer.client.close()
+    consumer = Consumer(proxy.addresses, consumer_id=1, reads=TASK, closing=closing)
+    blocks = [item for item in (consumer.take()[1] for _ in "012") if isinstance(item, Block)]
     assert [block.index for block in blocks] == [0, 1, 2]
     values: list[Any] = [[block.components[0].values for block in all_] for all_ in (blocks, sent)]
     equal = [bool((a == b).all()) for a, b in zip(*values, strict=True)]

@@ -25,6 +25,7 @@ from .peers import TIMEOUT_S, Consumer, only, waiting_sender
 TASK = 5
 KEY = TASK, 0
 HANDS_BACK = AnyBlock(hands_back=True)
+READING: dict[str, Any] = {"reads": TASK, "request": HANDS_BACK}
 
 Connect = Callable[..., Consumer]
 
@@ -41,11 +42,9 @@ def reader(server: BlockServer, output: FirstComeOutput, closing: ExitStack) -> 
 
     def connect(consumer_id: int = 1, protocol: str = "unix") -> Consumer:
         local = server.sessions if protocol == "local" else None
-        consumer = Consumer(only(server, protocol), consumer_id, local=local, start=False)
-        closing.callback(consumer.client.close)
-        consumer.client.read(TASK, HANDS_BACK)
-        consumer.client.start()
-        return consumer
+        return Consumer(
+            only(server, protocol), consumer_id, local=local, **READING, closing=closing
+        )
 
     return connect
 
@@ -171,9 +170,7 @@ def test_a_goodbye_that_was_cut_off_is_repeated(output: FirstComeOutput, reader:
 
 
 def test_a_consumer_that_never_reached_its_worker_hands_nothing_back() -> None:
-    consumer = Consumer([("unix", "@forebay-nobody")], start=False, give_up_s=1e9)
-    consumer.client.read(TASK, HANDS_BACK)
-    consumer.client.start()
+    consumer = Consumer([("unix", "@forebay-nobody")], give_up_s=1e9, **READING)
     consumer.client.hand_back(None)
     assert consumer.client.close(0.0)
 

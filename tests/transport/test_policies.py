@@ -251,8 +251,7 @@ def test_skipped_elements_are_reported_over_any_connection(
             assert isinstance(slow.next(True, 3), tuple)
     output.finish()
     local = local_worker(UID) if protocol == "local" else None
-    consumer = Consumer(only(server, protocol), local=local)
-    closing.callback(consumer.client.close)
+    consumer = Consumer(only(server, protocol), local=local, closing=closing)
     consumer.client.read(TASK, Cached("slow"))
     got = [consumer.take_numbered()[2] for _ in range(3)]
     assert got[2] == EndOfTask()
@@ -339,8 +338,7 @@ def test_trainers_read_bundles_together(
     consumers = []
     for i in range(3):
         local = local_worker(UID) if protocol == "local" else None
-        consumer = Consumer(only(server, protocol), i + 1, local=local)
-        closing.callback(consumer.client.close)
+        consumer = Consumer(only(server, protocol), i + 1, local=local, closing=closing)
         for bundle in (1, 2):
             request = every(bundle, 3, i)
             consumer.client.read(TASK, replace(request, reader=i, readers=3), bundle)
@@ -419,9 +417,6 @@ def test_a_worker_that_sends_elements_nobody_asked_for_is_refused(
     closing.callback(worker.close)
     frame = b"".join(messages.encode_block(TASK, 1, wrong)[0])
     worker.follow([WELCOME, Saying(frame)])
-    consumer = Consumer(worker.addresses, start=False)
-    closing.callback(consumer.client.close)
-    consumer.client.read(TASK, whole(1))
-    consumer.client.start()
+    consumer = Consumer(worker.addresses, reads=TASK, request=whole(1), closing=closing)
     assert "it has been enough" in str(consumer.get())
     assert "where those from (0,) on of bundle 1 come next" in caplog.text

@@ -72,9 +72,7 @@ def test_a_message_out_of_place_is_refused_and_others_are_served_on(
         say(peer.socket, message)
         assert reason in peer.refusal()
     task(server, 5, 3)
-    consumer = Consumer(server.addresses)
-    closing.callback(consumer.client.close)
-    consumer.client.read(5)
+    consumer = Consumer(server.addresses, reads=5, closing=closing)
     assert consumer.numbers() == [1, 2, 3]
     server.stop()
     assert len(caplog.records) == 1, "logged once"
@@ -162,6 +160,5 @@ def test_a_worker_that_cannot_be_reached_is_lost(closing: ExitStack) -> None:
 def test_another_process_at_the_address_is_not_the_worker(
     server: BlockServer, closing: ExitStack
 ) -> None:
-    consumer = Consumer(server.addresses, uid=UID + 1)
-    closing.callback(consumer.client.close)
+    consumer = Consumer(server.addresses, uid=UID + 1, closing=closing)
     assert "this is worker 77, not 78" in str(consumer.get())

@@ -296,8 +296,7 @@ def test_a_silent_worker_is_waited_for_only_over_a_unix_socket(
     """Over a Unix socket the worker can only be paused, and continues where it was."""
     output = FirstComeOutput()
     server.sessions.add_task(TASK, output)
-    consumer = Consumer(only(server, "unix"), reads=TASK)
-    closing.callback(consumer.client.close)
+    consumer = Consumer(only(server, "unix"), reads=TASK, closing=closing)
     wait_until(lambda: TASK in server.sessions.read_tasks())
     threading.Event().wait(2 * client.SILENCE_S)
     assert server.sessions.connections == 1

@@ -77,8 +77,7 @@ def test_a_worker_that_accepts_connections_and_sends_nothing_is_skipped(closing:
     worker = started(closing)
     task(worker, TASK, 3)
     addresses = [("tcp", f"127.0.0.1:{mute.getsockname()[1]}"), *only(worker, "tcp")]
-    consumer = Consumer(addresses, reads=TASK, connect_timeout_s=0.2)
-    closing.callback(consumer.client.close)
+    consumer = Consumer(addresses, reads=TASK, connect_timeout_s=0.2, closing=closing)
     assert consumer.numbers() == [1, 2, 3]
 
 
@@ -89,12 +88,10 @@ def test_a_connection_that_stalls_or_goes_deaf_costs_nothing(closing: ExitStack)
     closing.callback(proxies.close)
     proxy = [("tcp", f"127.0.0.1:{proxies.add('worker', worker.port)}")]
     task(worker, TASK, 60, lambda: MB)
-    slow = Consumer(proxy, 1, reads=TASK, credit_bytes=4 * MB, give_up_s=TIMEOUT_S)
-    closing.callback(slow.client.close)
+    slow = Consumer(proxy, 1, reads=TASK, credit_bytes=4 * MB, give_up_s=TIMEOUT_S, closing=closing)
     slow_ones = [slow.take()[1].index for _ in range(5)]  # type: ignore[union-attr]
     proxies.disturb("worker", "stall", 600)
-    brisk = Consumer(only(worker, "tcp"), 2, reads=TASK)
-    closing.callback(brisk.client.close)
+    brisk = Consumer(only(worker, "tcp"), 2, reads=TASK, closing=closing)
     brisk_ones = brisk.numbers()
     proxies.disturb("worker", "mute", 0.1)  # lost, and then the connection is cut
     proxies.disturb("worker", "stall", 0)
@@ -111,8 +108,7 @@ def test_consumers_that_do_not_read_hold_only_what_was_sent_to_them(closing: Exi
         closing.callback(peer.socket.close)
         peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         peer.give(1 << 34)
-    brisk = Consumer(worker.addresses, 11, reads=TASK)
-    closing.callback(brisk.client.close)
+    brisk = Consumer(worker.addresses, 11, reads=TASK, closing=closing)
     numbers = brisk.numbers()
     assert len(numbers) >= 300 - 10 * 10, "the kernel takes a few, the sender has one in its hands"
     for peer in mute:
@@ -142,8 +138,7 @@ def test_a_consumer_that_never_says_what_arrived(closing: ExitStack) -> None:
     with pytest.raises(TimeoutError):
         for _ in range(2):
             hoarder.hear()
-    brisk = Consumer(worker.addresses, 2, reads=TASK)
-    closing.callback(brisk.client.close)
+    brisk = Consumer(worker.addresses, 2, reads=TASK, closing=closing)
     assert len(brisk.numbers()) >= total - most - 1, "the others' share is theirs"
 
 

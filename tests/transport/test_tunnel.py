@@ -52,8 +52,7 @@ def test_every_kind_of_block_arrives(worker: TunnelledWorker, closing: ExitStack
     for block in SAMPLES.values():
         output.put(block)
     output.finish()
-    consumer = consumer_at(worker.address, reads=TASK)
-    closing.callback(consumer.client.close)
+    consumer = consumer_at(worker.address, reads=TASK, closing=closing)
     for expected in SAMPLES.values():
         got = consumer.take()[1]
         assert isinstance(got, Block)
@@ -92,8 +91,7 @@ def test_a_grpc_server_that_stops_ends_its_tunnels(
     worker: TunnelledWorker, closing: ExitStack
 ) -> None:
     worker.blocks.sessions.add_task(TASK, FirstComeOutput())
-    consumer = consumer_at(worker.address, reads=TASK, give_up_s=0.1)
-    closing.callback(consumer.client.close)
+    consumer = consumer_at(worker.address, reads=TASK, give_up_s=0.1, closing=closing)
     wait_until(lambda: TASK in worker.blocks.sessions.read_tasks())
     worker.grpc.stop(0).wait()
     assert "out of reach" in str(consumer.get())
