@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from forebay.chaos.proxy import drop_packets, keep_packets
 from forebay.storage import StorageError, Writer, open_storage
@@ -66,10 +67,20 @@ def read_numbers(url: str) -> list[int]:
     return [int(record.data) for record in open_storage(url).read()]
 
 
-def expect_all_once(url: str, appender: Appender) -> None:
-    appender.stop()
-    assert appender.error is None
-    assert read_numbers(url) == list(range(1, appender.acknowledged + 1))
+@contextlib.contextmanager
+def appending(to: str | Writer, *, read_at: str = "", digits: int = 1) -> Iterator[Appender]:
+    """Meanwhile there are appends to a storage, and afterwards, too. In the end all is there that
+    was acknowledged, once and in order: at the same URL, or at another one of it."""
+    writer = open_storage(to).open_writer("the test") if isinstance(to, str) else to
+    appender = Appender(writer, digits)
+    try:
+        yield appender
+        appender.wait_for_more()
+    finally:
+        appender.stop()
+        assert appender.error is None
+        numbers = read_numbers(read_at or str(to))
+        assert numbers == list(range(1, appender.acknowledged + 1))
 
 
 class LossyProxy(Proxy):

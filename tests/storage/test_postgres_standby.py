@@ -14,7 +14,7 @@ from forebay.storage import Corrupt, Locked, StorageUnavailable, StorageUnusable
 
 from ..postgres_server import PASSWORD, PostgresServer, running_postgres
 from ..redis_server import wait_until
-from .appends import Appender, expect_all_once, read_numbers
+from .appends import appending, read_numbers
 
 Pair = tuple[PostgresServer, PostgresServer]
 
@@ -72,16 +72,12 @@ def test_a_poll_that_reaches_a_standby_condemns_nothing(pair: Pair, asked: dict[
 def test_a_failover_that_appends_have_waited_for_loses_nothing(pair: Pair) -> None:
     primary, standby = pair
     configure(primary, "synchronous_standby_names", "*")
-    appender = Appender(open_storage(url_of(*pair)).open_writer("the test"))
-    try:
+    with appending(url_of(*pair), read_at=standby.url) as appender:
         appender.wait_for_more()
         primary.kill()
         acknowledged = appender.acknowledged
         standby.execute("SELECT pg_promote()")
         assert read_numbers(standby.url)[:acknowledged] == list(range(1, acknowledged + 1))
-        appender.wait_for_more()
-    finally:
-        expect_all_once(standby.url, appender)
 
 
 def test_an_append_waits_for_its_synchronous_standby(
@@ -89,15 +85,11 @@ def test_an_append_waits_for_its_synchronous_standby(
 ) -> None:
     primary, standby = pair
     configure(primary, "synchronous_standby_names", "*")
-    appender = Appender(open_storage(url_of(*pair, reply_s=0.5)).open_writer("the test"))
-    try:
+    with appending(url_of(*pair, reply_s=0.5), read_at=primary.url) as appender:
         appender.wait_for_more()
         standby.kill()
         wait_until("it waits", lambda: "waiting for PostgreSQL" in caplog.text)
         standby.start()
-        appender.wait_for_more()
-    finally:
-        expect_all_once(primary.url, appender)
 
 
 def test_a_failover_that_lost_something_is_noticed(pair: Pair) -> None:

@@ -14,7 +14,7 @@ from forebay.storage import Fenced, open_storage
 
 from ..postgres_server import PostgresServer, running_postgres
 from ..redis_server import wait_until
-from .appends import CONNECTIONS, Appender, expect_all_once, fresh, read_numbers
+from .appends import CONNECTIONS, Appender, appending, fresh, read_numbers
 
 
 @pytest.fixture(scope="module")
@@ -31,27 +31,19 @@ def server(shared_server: PostgresServer) -> PostgresServer:
 
 def test_its_backends_are_killed_and_it_recovers_by_itself(server: PostgresServer) -> None:
     """kill -9 of the process that serves the appends has all others ended, and the log replayed."""
-    appender = Appender(open_storage(server.url).open_writer("the test"))
     find = f"SELECT pid {CONNECTIONS} AND query LIKE '%INSERT INTO%batch%'"
-    try:
+    with appending(server.url) as appender:
         for _ in range(2):
             appender.wait_for_more()
             for (pid,) in server.execute(find):
                 os.kill(pid, signal.SIGKILL)
-            appender.wait_for_more()
-    finally:
-        expect_all_once(server.url, appender)
 
 
 def test_its_connections_are_ended(server: PostgresServer) -> None:
-    appender = Appender(open_storage(server.url).open_writer("the test"))
-    try:
+    with appending(server.url) as appender:
         for _ in range(20):
             appender.wait_for_more()
             server.execute(f"SELECT pg_terminate_backend(pid) {CONNECTIONS}")
-        appender.wait_for_more()
-    finally:
-        expect_all_once(server.url, appender)
 
 
 def test_an_append_whose_server_process_is_paused_changes_nothing_after_a_takeover(
@@ -77,15 +69,11 @@ def test_an_append_whose_server_process_is_paused_changes_nothing_after_a_takeov
 
 
 def test_read_only_for_a_while(server: PostgresServer, caplog: pytest.LogCaptureFixture) -> None:
-    appender = Appender(open_storage(server.url).open_writer("the test"))
     configure = "ALTER SYSTEM SET default_transaction_read_only = %s"
-    try:
+    with appending(server.url) as appender:
         appender.wait_for_more()
         server.execute(configure % "on")
         server.execute("SELECT pg_reload_conf()")
         wait_until("it is said", lambda: "it is read-only" in caplog.text)
         server.execute(configure % "off")
         server.execute("SELECT pg_reload_conf()")
-        appender.wait_for_more()
-    finally:
-        expect_all_once(server.url, appender)

@@ -20,7 +20,7 @@ from forebay.storage import (
 )
 
 from ..redis_server import RedisServer, running_redis, wait_until
-from .appends import Appender, expect_all_once, read_numbers
+from .appends import appending, read_numbers
 from .test_redis_unavailable import is_online
 
 
@@ -73,15 +73,11 @@ def servers(tmp_path: Path) -> Iterator[Replicated]:
 
 def test_a_failover_that_appends_have_waited_for_loses_nothing(servers: Replicated) -> None:
     url = f"{servers.url}?wait_replicas=1&socket_timeout=1"
-    appender = Appender(open_storage(url).open_writer("the test"))
-    try:
+    with appending(url) as appender:
         appender.wait_for_more()
         servers.primary.kill()
         servers.fail_over()
         servers.primary.start()  # and the Sentinel makes it a replica
-        appender.wait_for_more()
-    finally:
-        expect_all_once(url, appender)
     assert read_numbers(servers.replica.url) == list(range(1, appender.acknowledged + 1))
 
 

@@ -17,7 +17,7 @@ from forebay.storage.redis import client as redis_client
 
 from ..redis_server import RedisServer, running_redis, wait_until
 from ..transport.peers import ShortLived
-from .appends import Appender, LossyProxy, expect_all_once, read_numbers
+from .appends import LossyProxy, appending, read_numbers
 
 
 @pytest.fixture
@@ -45,33 +45,25 @@ def test_out_of_memory(server: RedisServer, caplog: pytest.LogCaptureFixture) ->
     writer = open_storage(server.url).open_writer("the test")
     with server.client() as client:
         server.configure("maxmemory", client.info("memory")["used_memory"] + 200_000)
-    appender = Appender(writer, digits=4_000)  # it is full soon, however slow the disk
-    try:
+    # It is full soon, however slow the disk.
+    with appending(writer, read_at=server.url, digits=4_000):
         wait_until("it is full", lambda: "it is out of memory; raise maxmemory" in caplog.text)
         server.configure("maxmemory", 0)
-        appender.wait_for_more()
-    finally:
-        expect_all_once(server.url, appender)
 
 
 def test_demoted_and_promoted(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
-    appender = Appender(open_storage(server.url).open_writer("the test"))
-    try:
+    with appending(server.url) as appender:
         appender.wait_for_more()
         with server.client() as client:
             client.replicaof("127.0.0.1", free_port())
             wait_until("it is read-only", lambda: "a replica, which cannot be" in caplog.text)
             client.replicaof("NO", "ONE")
-        appender.wait_for_more()
-    finally:
-        expect_all_once(server.url, appender)
 
 
 def test_a_redis_that_cannot_write_its_dump(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    appender = Appender(open_storage(server.url).open_writer("the test"))
-    try:
+    with appending(server.url) as appender:
         appender.wait_for_more()
         with server.client() as client:
             pid = client.info("server")["process_id"]
@@ -84,9 +76,6 @@ def test_a_redis_that_cannot_write_its_dump(
             )
             wait_until("it is said", lambda: "it cannot write to its disk" in caplog.text)
             client.config_set("save", "")
-        appender.wait_for_more()
-    finally:
-        expect_all_once(server.url, appender)
 
 
 def test_scripts_are_forgotten_by_a_flush(server: RedisServer) -> None:
@@ -112,8 +101,7 @@ def test_an_append_waits_for_replicas(
     with running_redis(tmp_path / "replica", replicaof=f"127.0.0.1 {server.port}") as replica:
         with server.client() as client:
             wait_until("it replicates", lambda: is_online(client.info("replication")))
-        appender = Appender(open_storage(url).open_writer("the test"))
-        try:
+        with appending(url) as appender:
             appender.wait_for_more()
             replica.pause()
             wait_until("it waits", lambda: "0 replicas have confirmed in time" in caplog.text)
@@ -125,9 +113,6 @@ def test_an_append_waits_for_replicas(
             acknowledged = appender.acknowledged
             assert acknowledged > waited
             replica.start()
-            appender.wait_for_more()
-        finally:
-            expect_all_once(url, appender)
         assert read_numbers(replica.url)[:acknowledged] == list(range(1, acknowledged + 1))
 
 

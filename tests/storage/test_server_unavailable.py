@@ -19,7 +19,7 @@ from forebay.storage import AppendFailed, Fenced, Locked, StorageUnavailable, op
 
 from ..postgres_server import PASSWORD, PostgresServer, running_postgres
 from ..redis_server import running_redis, wait_until
-from .appends import CONNECTIONS, Appender, LossyProxy, expect_all_once, fresh, read_numbers
+from .appends import CONNECTIONS, Appender, LossyProxy, appending, fresh, read_numbers
 
 
 class Redis:
@@ -104,8 +104,7 @@ def proxy(server: Redis) -> Iterator[LossyProxy]:
 def test_killed_at_random_moments(server: Redis) -> None:
     """kill -9 of all its processes, in the midst of appends."""
     moments = random.Random(2)
-    appender = Appender(open_storage(server.url()).open_writer("the test"))
-    try:
+    with appending(server.url()) as appender:
         for _ in range(4):
             appender.wait_for_more()
             time.sleep(moments.uniform(0, 0.1))
@@ -114,24 +113,17 @@ def test_killed_at_random_moments(server: Redis) -> None:
             time.sleep(moments.uniform(0, 0.1))
             server.running.start()
             assert read_numbers(server.url())[:acknowledged] == list(range(1, acknowledged + 1))
-        appender.wait_for_more()
-    finally:
-        expect_all_once(server.url(), appender)
 
 
 def test_the_log_says_that_an_append_waits_and_that_it_continues(
     server: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    appender = Appender(open_storage(server.url()).open_writer("the test"))
-    try:
+    with appending(server.url()) as appender:
         appender.wait_for_more()
         server.stop()
         wait_until("it is said", lambda: "waiting for" in caplog.text)
         server.running.start()
-        appender.wait_for_more()
-    finally:
-        expect_all_once(server.url(), appender)
     said = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert [level for level, _ in said] == ["WARNING", "INFO"]
     scheme = server.url().partition("://")[0]
@@ -241,16 +233,12 @@ def test_a_writer_is_not_displaced_for_the_time_that_its_server_was_away(
 
 def test_a_server_that_hangs(server: Redis, caplog: pytest.LogCaptureFixture) -> None:
     storage = open_storage(server.url(**{server.timeout: 0.2}))
-    appender = Appender(storage.open_writer("the test"))
-    try:
+    with appending(storage.open_writer("the test"), read_at=server.url()) as appender:
         for i in range(3):
             appender.wait_for_more()
             server.running.pause()
             wait_until("it waits", lambda: caplog.text.count("waiting for") > i)  # noqa: B023
             server.running.resume()  # and finds the same append in several connections
-        appender.wait_for_more()
-    finally:
-        expect_all_once(server.url(), appender)
 
 
 @pytest.mark.parametrize("already_sent", [False, True])
@@ -260,8 +248,7 @@ def test_a_network_that_is_cut_is_not_waited_for_like_a_slow_server(
     """The server may take an hour to reply; the network has to carry packets all the time."""
     storage = open_storage(server.url(proxy.port, **{server.timeout: 3600}))
     writer = storage.open_writer("the test")
-    appender = Appender(writer)
-    try:
+    with appending(writer, read_at=server.url()) as appender:
         appender.wait_for_more()
         if already_sent:
             server.running.pause()
@@ -271,11 +258,8 @@ def test_a_network_that_is_cut_is_not_waited_for_like_a_slow_server(
             server.running.resume()
         wait_until("it waits", lambda: "waiting for" in caplog.text)
         proxy.reachable_again()
-        appender.wait_for_more()
-    finally:
-        expect_all_once(server.url(), appender)
-        writer.close()
-        storage.close()
+    writer.close()
+    storage.close()
 
 
 def test_an_append_whose_reply_was_lost_is_not_done_twice(server: Redis, proxy: LossyProxy) -> None:
