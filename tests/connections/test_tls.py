@@ -40,7 +40,7 @@ from forebay.service.transport.server import MAX_STRANGERS
 from ..certificates import Authority, files, holder, token, using
 from ..standbys import wait_until
 from ..stock import GRAPH
-from ..transport.peers import UID, Consumer, Proxy, Rule, only, say, task, whole
+from ..transport.peers import UID, Consumer, Proxy, Rule, only, say, started, task, whole
 
 pytestmark = pytest.mark.usefixtures("at_once")
 
@@ -56,13 +56,6 @@ def mixed(own: Credentials, authorities: Credentials) -> Credentials:
 # -- data connections ------------------------------------------------------------------------------
 
 
-def block_server(closing: ExitStack, credentials: Credentials | None) -> BlockServer:
-    server = BlockServer(UID, credentials=credentials)
-    closing.callback(server.stop)
-    server.start()
-    return server
-
-
 def consumer(closing: ExitStack, server: BlockServer, protocol: str, **options: Any) -> Consumer:
     consumer = Consumer(only(server, protocol), **options)
     closing.callback(consumer.client.close)
@@ -73,7 +66,7 @@ def consumer(closing: ExitStack, server: BlockServer, protocol: str, **options: 
 def test_blocks_of_all_sizes_arrive(
     closing: ExitStack, server: Credentials, trainer: Credentials, protocol: str
 ) -> None:
-    worker = block_server(closing, server)
+    worker = started(closing, credentials=server)
     sizes = iter([1, 3_000, 70_000, 600_000, 5_000_001, 9] * 4)
     task(worker, 1, 24, lambda: next(sizes))
     with using(trainer):
@@ -88,7 +81,7 @@ def refused_by_worker(
     protocol: str = "tcp",
 ) -> str:
     """Why a consumer cannot read over TCP, or gRPC."""
-    worker = block_server(closing, server)
+    worker = started(closing, credentials=server)
     task(worker, 1, 1)
     addresses = only(worker, "tcp")
     if protocol == "grpc":
@@ -256,7 +249,7 @@ def test_a_server_says_that_its_certificate_is_not_valid_now(
 def test_garbage_disturbs_nobody(
     closing: ExitStack, server: Credentials, trainer: Credentials, says: str
 ) -> None:
-    worker = block_server(closing, server)
+    worker = started(closing, credentials=server)
     task(worker, 1, 3)
     with socket.create_connection(("127.0.0.1", worker.port)) as sock:
         sock.sendall(says.encode("latin-1") + b"\xff" * 50 * bool(says))
@@ -272,7 +265,7 @@ def test_a_handshake_byte_by_byte_ends(
     closing: ExitStack, server: Credentials, trainer: Credentials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(block_servers, "_HANDSHAKE_S", 3.0)
-    worker = block_server(closing, server)
+    worker = started(closing, credentials=server)
     task(worker, 1, 3)
     with socket.create_connection(("127.0.0.1", worker.port), PATIENCE_S) as sock:
         sock.sendall(b"\x16\x03\x01\x40\x00")
@@ -287,7 +280,7 @@ def test_a_handshake_byte_by_byte_ends(
 def test_who_makes_many_connections_and_says_nothing_harms_nobody_else(
     closing: ExitStack, server: Credentials, trainer: Credentials
 ) -> None:
-    worker = block_server(closing, server)
+    worker = started(closing, credentials=server)
     task(worker, 1, 3)
 
     def connected() -> socket.socket:
@@ -311,7 +304,7 @@ def test_who_makes_many_connections_and_says_nothing_harms_nobody_else(
 def test_a_consumer_that_stalls_loses_nothing_and_holds_up_nobody(
     closing: ExitStack, server: Credentials, trainer: Credentials
 ) -> None:
-    worker = block_server(closing, server)
+    worker = started(closing, credentials=server)
     task(worker, 1, 30, lambda: 1 << 20)
     task(worker, 2, 3)
     sock = socket.create_connection(("127.0.0.1", worker.port), PATIENCE_S)
@@ -366,7 +359,7 @@ def test_a_small_message_that_finds_no_room_is_not_sent(
 def test_a_worker_stops_though_a_consumer_says_nothing(
     closing: ExitStack, server: Credentials
 ) -> None:
-    worker = block_server(closing, server)
+    worker = started(closing, credentials=server)
     closing.enter_context(socket.create_connection(("127.0.0.1", worker.port)))
     half = closing.enter_context(socket.create_connection(("127.0.0.1", worker.port)))
     half.sendall(b"\x16\x03\x01")
@@ -377,7 +370,7 @@ def test_a_worker_stops_though_a_consumer_says_nothing(
 def test_another_user_reads_over_tcp_instead(
     closing: ExitStack, server: Credentials, trainer: Credentials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = block_server(closing, server)
+    worker = started(closing, credentials=server)
     task(worker, 1, 2)
     own = os.geteuid()
     with using(trainer):
@@ -409,7 +402,7 @@ def with_tokens(server: Credentials, tmp_path: Path) -> Credentials:
 def test_a_token_opens_a_data_connection(
     closing: ExitStack, with_tokens: Credentials, tmp_path: Path, caplog: Any
 ) -> None:
-    worker = block_server(closing, with_tokens)
+    worker = started(closing, credentials=with_tokens)
     task(worker, 1, 2)
     for number, path in enumerate(with_tokens.token_file.split(",")):
         if number:

@@ -10,7 +10,7 @@ import pytest
 
 from forebay.service.transport import BlockServer
 
-from .peers import UID
+from .peers import started
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,4 @@ def closing() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def server(closing: ExitStack) -> BlockServer:
-    server = BlockServer(UID)
-    closing.callback(server.stop)
-    server.start()
-    return server
+    return started(closing)

@@ -122,6 +122,13 @@ def task(
     return output
 
 
+def started(closing: ExitStack, **options: Any) -> BlockServer:
+    server = BlockServer(UID, **options)
+    closing.callback(server.stop)
+    server.start()
+    return server
+
+
 def only(server: BlockServer, protocol: str) -> list[tuple[str, str]]:
     return [address for address in server.addresses if address[0] == protocol]
 

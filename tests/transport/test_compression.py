@@ -18,11 +18,11 @@ from forebay.service.blocks import Block, Component
 from forebay.service.delivery import Cached, CachedOutput, EndOfTask, FirstComeOutput
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
-from forebay.service.transport import BlockServer, codecs, compression, frames, messages
+from forebay.service.transport import codecs, compression, frames, messages
 from forebay.service.transport.codecs import CODECS, Unpackable, join, pack, unpack
 from forebay.service.transport.compression import PERIOD, SAMPLE_BYTES, Packer
 
-from .peers import UID, WELCOME, Consumer, Proxy, Saying, ScriptedWorker, only, whole
+from .peers import WELCOME, Consumer, Proxy, Saying, ScriptedWorker, only, started, whole
 from .samples import SAMPLES, assert_same, strings
 
 TASK = 5
@@ -300,9 +300,7 @@ def read_through(
     bytes_per_s: float = 100e6,
 ) -> int:
     """Send blocks of such data, and look at what arrives; the bytes that it took."""
-    server = BlockServer(UID, is_this_host=lambda _: not far)
-    closing.callback(server.stop)
-    server.start()
+    server = started(closing, is_this_host=lambda _: not far)
     slow = Slow(server.port, bytes_per_s)
     closing.callback(slow.close)
     output = FirstComeOutput(1 << 40)
@@ -350,9 +348,7 @@ def test_what_passes_over_tcp(
 @every_codec
 def test_every_kind_of_block(closing: ExitStack, codec: str) -> None:
     """Of every size from a kilobyte on; the small ones are left as they are."""
-    server = BlockServer(UID)
-    closing.callback(server.stop)
-    server.start()
+    server = started(closing)
     output = FirstComeOutput()
     output.compression = {"zstd": ev.ZSTD, "lz4": ev.LZ4}[codec]
     words = strings([*itertools.islice(itertools.cycle([b"abc" * 9, b"", b"d"]), 500)])
@@ -379,9 +375,7 @@ def test_a_block_for_several_consumers_is_compressed_once(
         return pack(codec, payload)
 
     monkeypatch.setattr(codecs, "pack", counted)
-    server = BlockServer(UID)
-    closing.callback(server.stop)
-    server.start()
+    server = started(closing)
     output = CachedOutput()
     output.compression = ev.ZSTD
     server.sessions.add_task(TASK, output)

@@ -43,6 +43,7 @@ from .peers import (
     ScriptedWorker,
     connected,
     encoded,
+    started,
     task,
 )
 from .samples import SAMPLES
@@ -157,9 +158,7 @@ def test_a_damaged_byte_anywhere_loses_and_repeats_nothing(
 def test_with_checksums_a_changed_payload_is_named_and_sent_again(
     closing: ExitStack, caplog: pytest.LogCaptureFixture, checksums: bool
 ) -> None:
-    server = BlockServer(UID, checksums=checksums)
-    server.start()
-    closing.callback(server.stop)
+    server = started(closing, checksums=checksums)
     damages = [Damage(to_worker=False, at=50_000, cut=False)]
     proxy = MeddlingProxy(server.port, lambda: damages.pop() if damages else None)
     closing.callback(proxy.close)

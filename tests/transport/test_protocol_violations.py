@@ -25,6 +25,7 @@ from .peers import (
     encoded,
     only,
     say,
+    started,
     task,
 )
 from .samples import numbered
@@ -83,9 +84,7 @@ def test_connections_that_end_before_they_say_hello_are_one_line(
     closing: ExitStack, caplog: pytest.LogCaptureFixture, tmp_path: pathlib.Path, kind: str
 ) -> None:
     credentials = Authority(tmp_path).issue("server") if kind == "tls" else None
-    server = BlockServer(UID, credentials=credentials)
-    closing.callback(server.stop)
-    server.start()
+    server = started(closing, credentials=credentials)
     (address,) = only(server, "unix" if kind == "unix" else "tcp")
     with caplog.at_level(logging.INFO):
         for _ in range(20):

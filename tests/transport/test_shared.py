@@ -33,7 +33,7 @@ from forebay.service.shared import (
 )
 from forebay.service.transport import BlockServer, frames, messages
 
-from .peers import UID, Peer
+from .peers import Peer
 
 MIB = 1 << 20
 
@@ -223,11 +223,9 @@ def large(number: int, size: int = MIB) -> Block:
 
 
 @pytest.mark.parametrize("shares_memory", [True, False])
-def test_only_who_says_so_is_lent_memory(shares_memory: bool) -> None:
-    server = BlockServer(UID)
+def test_only_who_says_so_is_lent_memory(server: BlockServer, shares_memory: bool) -> None:
     output = FirstComeOutput()
     server.sessions.add_task(5, output)
-    server.start()
     output.put(large(1))
     with contextlib.closing(Peer(server, protocol="unix", shares_memory=shares_memory)) as peer:
         peer.read(5)
@@ -236,16 +234,12 @@ def test_only_who_says_so_is_lent_memory(shares_memory: bool) -> None:
         block = pb.ToConsumer.FromString(frame.header).block
         assert block.HasField("slab") == shares_memory
         assert len(frame.payload) == (0 if shares_memory else MIB)
-    server.stop()
 
 
-def test_who_gives_back_what_it_does_not_have_is_refused() -> None:
-    server = BlockServer(UID)
-    server.start()
+def test_who_gives_back_what_it_does_not_have_is_refused(server: BlockServer) -> None:
     with contextlib.closing(Peer(server, protocol="unix", shares_memory=True)) as peer:
         peer.say(credit=pb.Credit(bytes=MIB, slabs=[3]))
         assert "slab 3 was given back, and had not been lent" in peer.refusal()
-    server.stop()
 
 
 class Chain:

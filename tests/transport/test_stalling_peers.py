@@ -22,7 +22,7 @@ from forebay.service.delivery import FirstComeOutput
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockServer, frames, sending, server
 
-from .peers import TIMEOUT_S, UID, Consumer, Damage, MeddlingProxy, Peer, only, task
+from .peers import TIMEOUT_S, Consumer, Damage, MeddlingProxy, Peer, only, started, task
 from .samples import numbered
 
 TASK = 5
@@ -36,13 +36,6 @@ def leave_no_descriptor() -> Iterator[None]:
     yield
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= files
-
-
-def started(closing: ExitStack, **options: float) -> BlockServer:
-    running = BlockServer(UID, **options)  # type: ignore[arg-type]
-    closing.callback(running.stop)
-    running.start()
-    return running
 
 
 class Reading(Peer):
