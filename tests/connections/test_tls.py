@@ -33,7 +33,7 @@ from forebay.service.http.families import Measured
 from forebay.service.http.server import HttpThread
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import transfer_pb2 as wire
-from forebay.service.transport import BlockServer, frames, messages
+from forebay.service.transport import frames, messages
 from forebay.service.transport import server as block_servers
 from forebay.service.transport.server import MAX_STRANGERS
 
@@ -56,12 +56,6 @@ def mixed(own: Credentials, authorities: Credentials) -> Credentials:
 # -- data connections ------------------------------------------------------------------------------
 
 
-def consumer(closing: ExitStack, server: BlockServer, protocol: str, **options: Any) -> Consumer:
-    consumer = Consumer(only(server, protocol), **options)
-    closing.callback(consumer.client.close)
-    return consumer
-
-
 @pytest.mark.parametrize("protocol", ["tcp", "unix"])
 def test_blocks_of_all_sizes_arrive(
     closing: ExitStack, server: Credentials, trainer: Credentials, protocol: str
@@ -70,7 +64,7 @@ def test_blocks_of_all_sizes_arrive(
     sizes = iter([1, 3_000, 70_000, 600_000, 5_000_001, 9] * 4)
     task(worker, 1, 24, lambda: next(sizes))
     with using(trainer):
-        reading = consumer(closing, worker, protocol, reads=1)
+        reading = Consumer(only(worker, protocol), reads=1, closing=closing)
         assert reading.numbers() == [*range(1, 25)]
 
 
@@ -254,7 +248,7 @@ def test_garbage_disturbs_nobody(
     with socket.create_connection(("127.0.0.1", worker.port)) as sock:
         sock.sendall(says.encode("latin-1") + b"\xff" * 50 * bool(says))
         with using(trainer):
-            assert consumer(closing, worker, "tcp", reads=1).numbers() == [1, 2, 3]
+            assert Consumer(only(worker, "tcp"), reads=1, closing=closing).numbers() == [1, 2, 3]
         sock.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionError):
             while sock.recv(4096):
@@ -270,7 +264,7 @@ def test_a_handshake_byte_by_byte_ends(
     with socket.create_connection(("127.0.0.1", worker.port), PATIENCE_S) as sock:
         sock.sendall(b"\x16\x03\x01\x40\x00")
         with using(trainer):
-            assert consumer(closing, worker, "tcp", reads=1).numbers() == [1, 2, 3]
+            assert Consumer(only(worker, "tcp"), reads=1, closing=closing).numbers() == [1, 2, 3]
         with pytest.raises(ConnectionError):
             for _ in range(PATIENCE_S * 20):
                 sock.sendall(b"\x01")
@@ -292,7 +286,7 @@ def test_who_makes_many_connections_and_says_nothing_harms_nobody_else(
     one_more.settimeout(PATIENCE_S)
     assert one_more.recv(1) == b"", "it is closed at once"
     with using(trainer):
-        assert consumer(closing, worker, "tcp", reads=1).numbers() == [1, 2, 3]
+        assert Consumer(only(worker, "tcp"), reads=1, closing=closing).numbers() == [1, 2, 3]
     silent.pop().close()
     with pytest.raises(TimeoutError):  # one is served again, as soon as the end is noticed
         for _ in range(100):
@@ -319,7 +313,7 @@ def test_a_consumer_that_stalls_loses_nothing_and_holds_up_nobody(
     say(tls, wire.ToWorker(read=wire.Read(task_id=1, any=wire.Any())))
     say(tls, wire.ToWorker(credit=wire.Credit(bytes=1 << 30)))
     with using(trainer):
-        assert consumer(closing, worker, "tcp", reads=2).numbers() == [1, 2, 3]
+        assert Consumer(only(worker, "tcp"), reads=2, closing=closing).numbers() == [1, 2, 3]
     for _ in range(100):
         say(tls, wire.ToWorker(ping=wire.Ping()))
     reader = frames.FrameReader(tls, "the worker")
@@ -375,10 +369,9 @@ def test_another_user_reads_over_tcp_instead(
     own = os.geteuid()
     with using(trainer):
         monkeypatch.setattr(os, "geteuid", lambda: own + 1)
-        reading = consumer(closing, worker, "unix", reads=1, give_up_s=0.1)
+        reading = Consumer(only(worker, "unix"), reads=1, give_up_s=0.1, closing=closing)
         assert f"user {own} runs the worker, and not {own + 1}" in str(reading.get())
-        both = Consumer(worker.addresses, reads=1, consumer_id=2)
-        closing.callback(both.client.close)
+        both = Consumer(worker.addresses, reads=1, consumer_id=2, closing=closing)
         assert both.numbers() == [1, 2]
 
 
@@ -408,7 +401,9 @@ def test_a_token_opens_a_data_connection(
         if number:
             task(worker, 1 + number, 2)
         with using(holder(with_tokens, path)):
-            reading = consumer(closing, worker, "tcp", reads=1 + number, consumer_id=number + 1)
+            reading = Consumer(
+                only(worker, "tcp"), reads=1 + number, consumer_id=number + 1, closing=closing
+            )
             assert reading.numbers() == [1, 2]
     wrong = token(tmp_path / "wrong", "guess")
     said = refused_by_worker(closing, with_tokens, holder(with_tokens, wrong))
