@@ -10,6 +10,7 @@ from typing import Any
 
 from forebay.journal.codec import encode
 from forebay.journal.proto import events_pb2 as ev
+from forebay.service.core import commands as c
 from forebay.service.dispatcher.candidate import Candidate
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.options import DispatcherOptions
@@ -59,6 +60,12 @@ def run_dispatcher(
             await dispatcher.close()
 
     asyncio.run(run())
+
+
+async def register(dispatcher: Dispatcher, count: int) -> None:
+    """The dataset "d", of so many splits."""
+    definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=count)])
+    await dispatcher.execute(c.RegisterDataset(dataset_id="d", definition=definition))
 
 
 async def until(true: Callable[[], object]) -> None:

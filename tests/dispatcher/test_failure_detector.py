@@ -21,7 +21,7 @@ from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import MemoryStorage, Storage
 
 from ..transfer_servers import SERVERS
-from .leading import run_dispatcher, until
+from .leading import register, run_dispatcher, until
 
 NEVER_MS = 3_600_000
 UID = 7
@@ -267,8 +267,7 @@ async def consumer_poll(
 
 async def member(dispatcher: Dispatcher, servicer: DispatcherServicer, index: int) -> int:
     """One of two consumers joins their group."""
-    definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=4)])
-    await dispatcher.execute(c.RegisterDataset(dataset_id="d", definition=definition))
+    await register(dispatcher, 4)
     order = ev.OrderSpec(cycle_length=2, block_length=1, bundle_splits=1)
     job = pb.GetOrCreateJobRequest(dataset_id="d", job_name="j", order=order)
     group = ev.GroupMember(index=index, consumers=2, batch_size=1)

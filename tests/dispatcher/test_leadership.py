@@ -36,7 +36,7 @@ from forebay.storage import Fenced, MemoryStorage, StorageError, StorageUnavaila
 from forebay.storage.memory import MemoryWriter
 
 from ..transfer_servers import SERVERS
-from .leading import Renewals, run_dispatcher, until
+from .leading import Renewals, register, run_dispatcher, until
 
 
 def leadership(lease_ms: int) -> tuple[Renewals, Leadership, list[StorageError]]:
@@ -128,8 +128,7 @@ def test_an_append_proves_leadership_for_its_own_command_but_for_no_query() -> N
     storage = Renewals()
 
     async def renewals_fail(dispatcher: Dispatcher) -> None:
-        definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=9)])
-        await dispatcher.execute(c.RegisterDataset(dataset_id="d", definition=definition))
+        await register(dispatcher, 9)
         job_id = await dispatcher.execute(c.GetOrCreateJob(dataset_id="d", name="", sharding=1))
         joined = await dispatcher.execute(c.JoinIteration(job_id=job_id, epoch=0))
         methods = TfDataDispatcherServicer(dispatcher).methods()

@@ -15,7 +15,7 @@ from forebay.service.errors import Unavailable
 from forebay.service.proto import tf_service_pb2 as tf
 from forebay.storage import MemoryStorage, StorageError
 
-from .leading import Renewals, run_dispatcher, until
+from .leading import Renewals, register, run_dispatcher, until
 
 
 def test_while_the_storage_is_away_queries_wait_and_nobody_is_given_up() -> None:
@@ -42,8 +42,7 @@ def test_members_of_a_restarted_dispatcher_have_time_to_find_it_whatever_the_tim
     members: list[int] = []
 
     async def before(dispatcher: Dispatcher) -> None:
-        definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=1)])
-        await dispatcher.execute(c.RegisterDataset(dataset_id="d", definition=definition))
+        await register(dispatcher, 1)
         job_id = await dispatcher.execute(c.GetOrCreateJob(dataset_id="d", name="", sharding=0))
         joined = await dispatcher.execute(c.JoinIteration(job_id=job_id, epoch=0))
         for n in range(2):
@@ -76,8 +75,7 @@ def test_members_that_do_not_find_a_restarted_dispatcher_are_given_up(stock: boo
 
 def test_a_stock_client_that_has_not_begun_to_read_is_not_given_up() -> None:
     async def silent(dispatcher: Dispatcher) -> None:
-        definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=1)])
-        await dispatcher.execute(c.RegisterDataset(dataset_id="d", definition=definition))
+        await register(dispatcher, 1)
         job_id = await dispatcher.execute(c.GetOrCreateJob(dataset_id="d", name="", sharding=0))
         servicer = TfDataDispatcherServicer(dispatcher)
         joined = await servicer.get_or_create_iteration(
@@ -95,8 +93,7 @@ def test_a_stock_client_that_has_not_begun_to_read_is_not_given_up() -> None:
 
 async def read_in_rounds(dispatcher: Dispatcher, name: str) -> None:
     """A consumer begins a coordinated read."""
-    definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=1)])
-    await dispatcher.execute(c.RegisterDataset(dataset_id="d", definition=definition))
+    await register(dispatcher, 1)
     job = c.GetOrCreateJob(dataset_id="d", name=name, sharding=ev.OFF, num_consumers=1)
     job_id = await dispatcher.execute(job)
     await dispatcher.execute(c.JoinIteration(job_id=job_id, epoch=0))

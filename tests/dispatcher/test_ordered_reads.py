@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.core import commands as c
 from forebay.service.dispatcher import group_progress
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.dispatcher_servicer import DispatcherServicer
@@ -22,7 +21,7 @@ from forebay.service.proto.python_pb2 import PythonDataset
 from forebay.storage import FileStorage, MemoryStorage
 
 from ..transfer_servers import SERVERS
-from .leading import run_dispatcher, until
+from .leading import register, run_dispatcher, until
 
 ORDER = ev.OrderSpec(seed=5, shuffle=True, cycle_length=2, block_length=3, bundle_splits=4)
 
@@ -57,11 +56,6 @@ class Servicer:
         return list(response.tasks)
 
 
-async def register(dispatcher: Dispatcher) -> None:
-    definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=17)])
-    await dispatcher.execute(c.RegisterDataset(dataset_id="d", definition=definition))
-
-
 def test_lengths_are_declared_only_for_the_dataset_that_is_registered() -> None:
     """Another one under the same id is not read, as the client warns."""
 
@@ -90,7 +84,7 @@ def test_the_next_dispatcher_knows_the_lengths_that_the_one_before_learned(tmp_p
     complete.bundles = 5
 
     async def learns(dispatcher: Dispatcher) -> None:
-        await register(dispatcher)
+        await register(dispatcher, 17)
         servicer = Servicer(dispatcher)
         first, second = [await servicer.join(index) for index in range(2)]
         for joined in (first, second):
@@ -123,7 +117,7 @@ def test_the_next_dispatcher_knows_the_lengths_that_the_one_before_learned(tmp_p
 
 def test_lengths_that_differ_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def differs(dispatcher: Dispatcher) -> None:
-        await register(dispatcher)
+        await register(dispatcher, 17)
         servicer = Servicer(dispatcher)
         joined = await servicer.join(0)
         for length in (3, 4, 5):
@@ -145,7 +139,7 @@ def test_what_a_group_reports_is_one_event_in_some_seconds(monkeypatch: pytest.M
     monkeypatch.setattr(group_progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     async def reports(dispatcher: Dispatcher) -> None:
-        await register(dispatcher)
+        await register(dispatcher, 17)
         servicer, moved = Servicer(dispatcher), []
         dispatcher.subscribe(
             lambda e: moved.append(e.consumers_moved) if e.HasField("consumers_moved") else None
@@ -177,7 +171,7 @@ def test_what_a_group_reports_is_one_event_in_some_seconds(monkeypatch: pytest.M
 
 def test_who_is_started_again_has_its_place_soon_after_its_connection_broke() -> None:
     async def starts_again(dispatcher: Dispatcher) -> None:
-        await register(dispatcher)
+        await register(dispatcher, 17)
         servicer = Servicer(dispatcher)
         joined, other = [await servicer.join(index) for index in range(2)]
         poll = pb.ConsumerHeartbeatRequest(

@@ -12,7 +12,6 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block, Component
 from forebay.service.client import rounds
 from forebay.service.client.options import ReadOptions
@@ -27,7 +26,7 @@ from forebay.storage import MemoryStorage
 
 from ..hypothesis_profiles import examples
 from ..transfer_servers import SERVERS
-from .leading import run_dispatcher
+from .leading import register, run_dispatcher
 
 ROUNDS = 200  # that a worker makes
 FAR = 10_000  # between the elements of two tasks
@@ -92,9 +91,7 @@ class Cluster:
     async def begin(self, workers: int) -> None:
         for address in range(workers):
             await self.worker(address, anew=True)
-        run = self.dispatcher.execute
-        definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=9)])
-        await run(c.RegisterDataset(dataset_id="d", definition=definition))
+        await register(self.dispatcher, 9)
         request = pb.GetOrCreateJobRequest(
             dataset_id="d", job_name="rounds", num_consumers=self.number
         )

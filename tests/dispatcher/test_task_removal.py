@@ -18,13 +18,12 @@ from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import tf_service_pb2 as tf
 from forebay.storage import MemoryStorage
 
-from .leading import run_dispatcher
+from .leading import register, run_dispatcher
 
 
 async def begin(dispatcher: Dispatcher) -> int:
     """A coordinated read of two consumers; its task."""
-    definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=1)])
-    await dispatcher.execute(c.RegisterDataset(dataset_id="d", definition=definition))
+    await register(dispatcher, 1)
     await dispatcher.execute(c.RegisterWorker(address="w:1", uid=1, stock=True))
     job = c.GetOrCreateJob(dataset_id="d", name="x", sharding=ev.OFF, num_consumers=2)
     job_id = await dispatcher.execute(job)
