@@ -225,7 +225,7 @@ def test_so_many_run_at_a_time_while_any_number_waits(task: Task, pipelines: Fak
         assert given(reader)[0] == [0]
     assert given(task.read(0, 5, first=1))[0] == [*range(1, 6)], "it goes on all the same"
     for number in range(20, 30):
-        wait_until(lambda n=number: len(pipelines.made) > n)  # type: ignore[misc]
+        wait_until(lambda n=number: len(pipelines.made) > n)
         pipelines.made[number].go.set()
     assert [given(reader)[0] for reader in slow] == [[*range(10)]] * 10
 
