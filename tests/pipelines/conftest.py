@@ -11,8 +11,6 @@ from forebay.service.pipelines.tf_data import pipeline
 from forebay.service.pipelines.tf_data.traces import Traces
 from forebay.service.proto import forebay_pb2 as pb
 
-from .contract import OPENED
-
 pytest.register_assert_rewrite("forebay.service.formats.contract")
 
 
@@ -24,12 +22,6 @@ def no_kept_drivers() -> Iterator[None]:
         patch.setattr(pipeline, "TRACES", Traces(most_with_drivers=0))
         yield
         pipelines.forget_idle()
-
-
-@pytest.fixture(autouse=True)
-def pipelines_are_closed() -> Iterator[None]:
-    yield
-    OPENED.close()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -27,9 +27,6 @@ from forebay.service.pipelines import Pipeline, Run, SplitRange
 SPLITS = 1000
 SEED = 7
 
-OPENED = contextlib.ExitStack()
-"""Closes what `pipeline_of` has made, as a test ends."""
-
 
 class Step(NamedTuple):
     kind: str

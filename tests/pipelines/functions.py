@@ -16,7 +16,7 @@ from forebay.service.pipelines.kinds.functions import python_dataset, request_of
 from forebay.service.pipelines.python.pipeline import PythonPipeline
 from forebay.service.structure import assemble
 
-from .contract import OPENED, PipelineContract, Ranges, Step, batch, elements_of, shuffle, spread
+from .contract import PipelineContract, Ranges, Step, batch, elements_of, shuffle, spread
 
 Function = Callable[[Any], Any]
 
@@ -31,13 +31,11 @@ def pipeline_of(
     processes: int = 1,
     **how: Any,
 ) -> PythonPipeline:
-    """As a worker has it of what was registered; closed when the test ends."""
+    """As a worker has it of what was registered."""
     request = request_of(python_dataset(splits, **how)(function), splits, structure)
-    pipeline = PythonPipeline(
+    return PythonPipeline(
         request.python, request.sources, structure, processes=processes, where="w:1"
     )
-    OPENED.callback(pipeline.close)
-    return pipeline
 
 
 def numbers(blocks: Iterator[Block]) -> list[int]:

@@ -25,7 +25,7 @@ from forebay.service.pipelines.tf_data.split_sources import begun_anew, split_so
 from forebay.service.pipelines.tf_data.traces import QUEUE_BLOCKS, Traces
 from forebay.service.proto import graph_pb2
 
-from .contract import OPENED, SPLITS, PipelineContract, Step, elements_of
+from .contract import SPLITS, PipelineContract, Step, elements_of
 from .pipelines import Dataset, count, plain, slices
 
 zipped = tf.data.Dataset.zip
@@ -77,9 +77,7 @@ class TestTfData(PipelineContract):
 
 
 def pipeline_of(dataset: Dataset) -> TfDataPipeline:
-    pipeline = TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec)
-    OPENED.callback(pipeline.close)
-    return pipeline
+    return TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec)
 
 
 def read(pipeline: TfDataPipeline, first: int = 0, size: int = 10, number: int = 0) -> list[str]:
@@ -156,6 +154,7 @@ def test_random_numbers_are_the_bundles(case: str) -> None:
     assert first != other
     if case not in ("shuffled by a seed", "shuffled in batches"):
         assert len(set(first)) == len(first)  # each element draws its own
+    pipeline.close()
     assert nondeterministic(graph_of(RANDOM[case]())) == []
 
 
@@ -165,6 +164,7 @@ def test_iterations_of_a_loop_draw_other_numbers() -> None:
 
     pipeline = pipeline_of(count(9).map(five).unbatch())
     drawn = read(pipeline, size=9)
+    pipeline.close()
     assert len(set(drawn)) == len(drawn) == 45
 
 
@@ -177,11 +177,13 @@ def test_shuffles_of_one_seed_keep_pairs() -> None:
         for a, b in zip(*(c.elements() for c in block.components), strict=True)
     ]
     assert all(a == b for a, b in pairs) and pairs != sorted(pairs)
+    pipeline.close()
 
 
 def test_a_shuffle_that_is_fixed_stays_so() -> None:
     pipeline = pipeline_of(count(99).shuffle(30, seed=4, reshuffle_each_iteration=False))
     assert read(pipeline, number=0) == read(pipeline, number=1)
+    pipeline.close()
 
 
 def test_a_table_serves_all_bundles(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,6 +210,7 @@ def test_a_bundle_makes_a_few_blocks_ahead_of_small_elements_whose_sizes_vary() 
         sizes.append(queue.size())
     assert sizes[-1] * 1000 <= QUEUE_BLOCKS * BUNDLE_BLOCK_BYTES
     blocks.close()
+    pipeline.close()
 
 
 _TABLE_KEYS = np.arange(99)
@@ -264,6 +267,7 @@ def test_functions_of_maps_give_what_they_give_in_tf_data(case: str, nested: boo
         for block in pipeline.bundle(SplitRange(0, 10, 0), number=0, seed=5).blocks()
         for element in zip(*(c.elements() for c in block.components), strict=True)
     ]
+    pipeline.close()
     assert repr([[np.asarray(value).tolist() for value in element] for element in found]) == repr(
         [[np.asarray(value.numpy()).tolist() for value in element] for element in expected]
     )
@@ -393,6 +397,7 @@ def test_what_means_something_is_not_refused(dataset: Callable[[], Dataset]) -> 
     pipeline = pipeline_of(dataset())
     first = read(pipeline, 2, 3)
     assert first and read(pipeline, 2, 3) == first != read(pipeline, 5, 3)
+    pipeline.close()
 
 
 def test_a_registration_that_cannot_be_divided_is_refused() -> None:

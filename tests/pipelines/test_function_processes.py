@@ -85,6 +85,7 @@ def test_an_exception_comes_with_the_functions_traceback(
         for part in (said, Path(__file__).name, "in function", "last()"):
             assert part in message
         assert "child.py" not in message
+    pipeline.close()
 
 
 @pytest.mark.parametrize(
@@ -126,6 +127,8 @@ def test_a_process_that_dies_is_an_error_there_and_nowhere_else(how: str) -> Non
     fine = pipeline.run(Ranges([SplitRange(4, 2, 0)]))
     assert numbers(fine.blocks()) == [8, 9, 10, 11]
     assert numbers(itertools.chain([first], unaffected)) == [*range(200)]
+    pipeline.close()
+    other.close()
 
 
 def test_what_fails_is_skipped_if_that_is_registered() -> None:
@@ -231,6 +234,7 @@ def test_a_bundle_that_is_run_again_is_the_same_bundle(tmp_path: Path) -> None:
     read = [
         numbers(pipeline.bundle(SplitRange(0, 5, 0), number=3, seed=1).blocks()) for _ in range(2)
     ]
+    pipeline.close()
     assert read[0] == read[1]
     assert len(set(read[0])) == 20
 
@@ -259,6 +263,7 @@ def test_an_element_takes_too_long_whoever_else_delivers() -> None:
     with pytest.raises(PipelineError, match=r"split \d, .*: it has taken longer than") as e:
         for _ in itertools.islice(pipeline.run(None).blocks(), 100_000):
             pass
+    pipeline.close()
     assert e.value.code == "DEADLINE_EXCEEDED"
 
 
@@ -316,6 +321,7 @@ def test_a_process_that_dies_while_it_has_nothing_to_do_is_replaced() -> None:
     for block in run.blocks():
         found += numbers(iter([block]))
     assert len(set(found)) == 2
+    pipeline.close()
 
 
 def test_a_process_that_dies_before_it_begins_what_it_was_handed_has_started(
@@ -335,6 +341,7 @@ def test_a_process_that_dies_before_it_begins_what_it_was_handed_has_started(
     begun += numbers(pipeline.run(Ranges([SplitRange(0, 1, 0)])).blocks())
     with pytest.raises(PipelineError, match="before split 1, element 0: the process that ran it e"):
         list(pipeline.run(Ranges([SplitRange(1, 1, 0)])).blocks())
+    pipeline.close()
 
 
 def test_a_structure_may_be_large() -> None:
@@ -377,6 +384,7 @@ def test_an_endless_function_is_left_whenever_one_likes() -> None:
     assert next(bundle).index == 0
     bundle.close()
     run.close()
+    pipeline.close()
 
 
 # -- processes ------------------------------------------------------------------------------------
@@ -394,6 +402,7 @@ def test_several_processes_share_the_splits() -> None:
         assert len({x >> 20 for x in found}) == 2
     elements = [x & 0xFFFFF for x in found]
     assert sorted(elements) == sorted([*range(600)] * 2)
+    pipeline.close()
 
 
 def test_the_feeds_error_is_the_runs() -> None:
@@ -410,6 +419,7 @@ def test_the_feeds_error_is_the_runs() -> None:
         for block in run.blocks():
             found += numbers(iter([block]))
     assert found == [2, 3, 4]
+    pipeline.close()
 
 
 def test_an_error_does_not_wait_for_who_asks_for_splits() -> None:
@@ -428,6 +438,7 @@ def test_an_error_does_not_wait_for_who_asks_for_splits() -> None:
         list(run.blocks())
     answered.set()
     assert not any(in_vain)
+    pipeline.close()
 
 
 def test_what_is_there_comes_though_the_function_makes_nothing_more(tmp_path: Path) -> None:
@@ -449,6 +460,7 @@ def test_what_is_there_comes_though_the_function_makes_nothing_more(tmp_path: Pa
         found += numbers(itertools.islice(blocks, 1))
     seen.touch()
     assert found + numbers(blocks) == [0, 1, 2, 3]
+    pipeline.close()
 
 
 def test_the_first_element_of_each_run_travels_alone() -> None:
@@ -467,6 +479,7 @@ def test_the_first_element_of_each_run_travels_alone() -> None:
         assert sum(block.count for block in rest) == 199
         processes.update(numbers(iter([first, *rest])))
     assert len(processes) == 1
+    pipeline.close()
 
 
 def test_bundles_run_in_the_processes_of_those_that_have_ended() -> None:
@@ -475,6 +488,7 @@ def test_bundles_run_in_the_processes_of_those_that_have_ended() -> None:
         runs = [pipeline.bundle(SplitRange(n, 1, 0), number=n, seed=1).blocks() for n in range(3)]
         found.append({*numbers(itertools.chain(*itertools.zip_longest(*runs)))})
     assert len(found[0]) == 3 and found[0] == found[1]
+    pipeline.close()
 
 
 def test_what_does_not_fit_is_said_though_it_was_sent_in_a_pause() -> None:
@@ -560,6 +574,7 @@ def test_blocks_that_are_held_cost_a_bounded_number_of_descriptors() -> None:
     assert len(held) > 20
     assert len(os.listdir("/proc/self/fd")) < before + SLABS
     assert numbers(iter(held)) == [*range(15)] * 2
+    pipeline.close()
 
 
 def what_is_seen(split: int) -> Iterator[str]:

@@ -120,6 +120,7 @@ def test_what_a_bundle_draws_follows_from_seed_and_number(kind: str) -> None:
         again = numbers(pipeline.bundle(SplitRange(0, 2, 0), number=0, seed=5).blocks())
         assert again == drawn[0]
         found.append([drawn[0], drawn[1]])
+        pipeline.close()
     assert found[0] == found[1]
     assert len({x for drawn in found[0] for x in drawn}) == 4 * DRAWS
 
@@ -210,4 +211,5 @@ def test_dofns_draw_their_own_numbers() -> None:
          for x in b.components[0].elements()]
         for n in (0, 0, 1)
     )  # fmt: skip
+    pipeline.close()
     assert one == same != other

@@ -139,8 +139,11 @@ def test_another_size_widens_what_was_inferred_and_not_what_was_given(
 def test_where_files_are_written_shapes_are_kept() -> None:
     structure = structure_of_spec({"image": ("int64", (4, 4)), "boxes": ("int64", (2,))})
     pipeline = pipeline_of(images, range(38, 42), structure)
-    with pytest.raises(PipelineError, match=r"element\['image'\] is int64\[4, 3\]"):
-        [*pipeline.bundle(SplitRange(0, 4, 0), number=0, seed=1).blocks()]
+    try:
+        with pytest.raises(PipelineError, match=r"element\['image'\] is int64\[4, 3\]"):
+            [*pipeline.bundle(SplitRange(0, 4, 0), number=0, seed=1).blocks()]
+    finally:
+        pipeline.close()
 
 
 @pytest.mark.parametrize("promised", [(4, 4), (None, 4)])
