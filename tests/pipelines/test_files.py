@@ -502,7 +502,7 @@ def test_nulls_need_a_value(register: Register, tmp_path: Path) -> None:
     """Which may be no number, or a byte of zero. test_nested.py has all other types."""
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"f": [1.0, None], "b": [None, b"x"]}), path)
-    with pytest.raises(InvalidArgument, match=r"1 nulls in column 'b': give fill=\{'b': …"):
+    with pytest.raises(InvalidArgument, match=r"1 nulls in column 'f': give fill=\{'f': …"):
         register(path)
     found = all_of(register(path, fill={"f": float("nan"), "b": b"\0"}))
     assert found[0] == flat({"b": b"\0", "f": 1.0})
