@@ -10,12 +10,10 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from ..block_limits import TYPES
-from ..blocks import Array, Block
+from ..blocks import Block
+from ..pipelines.tf_data.constants import serialized
 from ..proto.example_pb2 import Example
-from ..proto.graph_pb2 import TensorProto
 from .layout import ComponentSpec
 
 
@@ -65,20 +63,6 @@ class Records:
         example = Example()
         features = example.features.feature
         for (name, kind), tensor in zip(self._components, element, strict=True):
-            features[name].bytes_list.value.append(_serialized(kind, tensor))
+            features[name].bytes_list.value.append(serialized(kind, tensor))
         data: bytes = example.SerializeToString(deterministic=True)
         return data
-
-
-def _serialized(kind: int, tensor: Array | bytes) -> bytes:
-    proto = TensorProto(dtype=kind)
-    proto.tensor_shape.SetInParent()
-    for size in np.shape(tensor):
-        proto.tensor_shape.dim.add(size=size)
-    if kind == TYPES["string"]:
-        strings = [tensor] if isinstance(tensor, bytes) else tensor.ravel().tolist()
-        proto.string_val.extend(strings)
-    else:
-        proto.tensor_content = tensor.tobytes()  # type: ignore[union-attr]
-    data: bytes = proto.SerializeToString()
-    return data

@@ -6,15 +6,15 @@ TensorProto, for each tensor that the graph yields.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
-from tensorflow.core.framework import tensor_pb2
 from tensorflow.python.lib.io import _pywrap_record_io as record_io
 
-from ...blocks import Array, Block
+from ...blocks import Block
+from .constants import serialized
 from .drivers import pipeline_error
 from .graphs import Graph
 from .imports import output_specs
@@ -66,18 +66,4 @@ def chunk_opener(graph: bytes, compression: str) -> Callable[[str], ChunkWriter]
 def _record_of(spec: Any) -> Record:
     if spec.dtype == tf.variant:  # blocks hold variants serialized
         return bytes
-    kind = spec.dtype.as_datatype_enum
-
-    def record(tensor: Array | bytes) -> bytes:
-        proto = tensor_pb2.TensorProto(dtype=kind)
-        for size in np.shape(tensor):
-            proto.tensor_shape.dim.add(size=size)
-        proto.tensor_shape.SetInParent()
-        if spec.dtype == tf.string:
-            strings = [tensor] if isinstance(tensor, bytes) else tensor.ravel().tolist()
-            proto.string_val.extend(strings)
-        else:
-            proto.tensor_content = tensor.tobytes()  # type: ignore[union-attr]
-        return bytes(proto.SerializeToString())
-
-    return record
+    return functools.partial(serialized, spec.dtype.as_datatype_enum)

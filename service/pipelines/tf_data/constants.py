@@ -1,9 +1,11 @@
-"""What a graph tells about its tensors without being run."""
+"""Tensors as TensorFlow's messages: those of a graph, which is not run, and those of files."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ...proto import graph_pb2 as pb
 
@@ -44,3 +46,18 @@ def text(node: pb.NodeDef) -> str | None:
         return tensor.string_val[0].decode()
     except UnicodeDecodeError:
         return None
+
+
+def serialized(kind: int, tensor: Any) -> bytes:
+    """An array or bytes, of this DataType, as tf.io.serialize_tensor writes it."""
+    proto = pb.TensorProto(dtype=kind)
+    proto.tensor_shape.SetInParent()
+    for size in np.shape(tensor):
+        proto.tensor_shape.dim.add(size=size)
+    if kind == _STRING:
+        strings = [tensor] if isinstance(tensor, bytes) else tensor.ravel().tolist()
+        proto.string_val.extend(strings)
+    else:
+        proto.tensor_content = tensor.tobytes()
+    data: bytes = proto.SerializeToString()
+    return data
