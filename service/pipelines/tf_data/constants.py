@@ -9,7 +9,7 @@ import numpy as np
 
 from ...proto import graph_pb2 as pb
 
-_INT32, _STRING, _INT64, _BOOL = 3, 7, 9, 10  # DataType
+INT32, STRING, INT64, BOOL, VARIANT = 3, 7, 9, 10, 21  # DataType
 
 
 class TensorFacts(NamedTuple):
@@ -27,12 +27,12 @@ def constant(node: pb.NodeDef) -> TensorFacts | None:
         return None
     tensor = node.attr["value"].tensor
     shape = tuple(dim.size for dim in tensor.tensor_shape.dim)
-    if shape or tensor.dtype not in (_INT32, _INT64, _BOOL):
+    if shape or tensor.dtype not in (INT32, INT64, BOOL):
         return TensorFacts(shape, None)
     if tensor.tensor_content:
         return TensorFacts((), int.from_bytes(tensor.tensor_content, "little", signed=True))
-    values: Sequence[int] = tensor.int64_val if tensor.dtype == _INT64 else tensor.int_val
-    if tensor.dtype == _BOOL:
+    values: Sequence[int] = tensor.int64_val if tensor.dtype == INT64 else tensor.int_val
+    if tensor.dtype == BOOL:
         values = tensor.bool_val
     return TensorFacts((), int(values[0]) if values else 0)
 
@@ -40,7 +40,7 @@ def constant(node: pb.NodeDef) -> TensorFacts | None:
 def text(node: pb.NodeDef) -> str | None:
     """The scalar string that a node yields; None if it isn't constant, or isn't text."""
     tensor = node.attr["value"].tensor
-    if node.op != "Const" or tensor.dtype != _STRING or len(tensor.string_val) != 1:
+    if node.op != "Const" or tensor.dtype != STRING or len(tensor.string_val) != 1:
         return None
     try:
         return tensor.string_val[0].decode()
@@ -54,7 +54,7 @@ def serialized(kind: int, tensor: Any) -> bytes:
     proto.tensor_shape.SetInParent()
     for size in np.shape(tensor):
         proto.tensor_shape.dim.add(size=size)
-    if kind == _STRING:
+    if kind == STRING:
         strings = [tensor] if isinstance(tensor, bytes) else tensor.ravel().tolist()
         proto.string_val.extend(strings)
     else:

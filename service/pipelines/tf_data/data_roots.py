@@ -11,9 +11,8 @@ from collections.abc import Iterable, Sequence
 
 from ...errors import PermissionDenied
 from ...proto import graph_pb2 as pb
+from .constants import STRING
 from .graphs import Body, Graph, bodies, node_name
-
-_STRING = 7
 
 _READERS = {
     *("TFRecordDataset", "TFRecordDatasetV2", "TextLineDataset", "CSVDataset", "CSVDatasetV2"),
@@ -72,12 +71,8 @@ def _constants(node: pb.NodeDef | None) -> list[str] | None:
 def _guarded(body: Body, names: str, pattern: str, roots: Sequence[str]) -> str:
     """The tensor that takes the place of a reader's names."""
     denied = f"/dev/null/not below --data-root {','.join(roots)}/"
-    tensor = pb.TensorProto(
-        dtype=_STRING, tensor_shape=pb.TensorShape(), string_val=[denied.encode()]
-    )
-    string = pb.AttrValue(type=_STRING)
     matched = pb.AttrValue(s=pattern.encode())
     is_below = body.add("StaticRegexFullMatch", [names], "output", pattern=matched)
-    prefix = body.add("Const", [], "output", dtype=string, value=pb.AttrValue(tensor=tensor))
+    prefix = body.constant(denied.encode(), STRING)
     other = body.add("StringJoin", [prefix, names], "output", N=pb.AttrValue(i=2))
-    return body.add("SelectV2", [is_below, names, other], "output", T=string)
+    return body.add("SelectV2", [is_below, names, other], "output", T=pb.AttrValue(type=STRING))

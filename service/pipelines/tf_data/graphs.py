@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 
 from ...errors import InvalidArgument
 from ...proto import graph_pb2 as pb
+from .constants import INT32, INT64, STRING, VARIANT
 
 
 class InvalidGraph(InvalidArgument):
@@ -35,7 +36,8 @@ TABLES = {
     for suffix in ("", "V2")
 } | {"MutableDenseHashTable", "MutableDenseHashTableV2"}
 
-_INT32, _VARIANT = 3, 21  # DataType
+_VALUES = {INT32: "int_val", INT64: "int64_val", STRING: "string_val"}
+"""The field of a TensorProto that has the values of a dtype."""
 
 
 class Graph:
@@ -131,21 +133,16 @@ def _reshape_packs_of_one(graph: Graph) -> None:
     which does not support datasets.
     """
     nodes = graph.nodes.values()
-    packs = [node for node in nodes if node.op == "Pack" and node.attr["T"].type == _VARIANT]
+    packs = [node for node in nodes if node.op == "Pack" and node.attr["T"].type == VARIANT]
     shapes = {node.name: _packed_shape(graph, node) for node in packs}
+    body = Body(graph.proto.node, function=False)
     for node in packs:
         if node.attr["N"].i == 1:
-            shape = graph.proto.node.add(name=f"{node.name}/shape", op="Const")
-            shape.attr["dtype"].type = _INT32
-            tensor = shape.attr["value"].tensor
-            tensor.dtype = _INT32
-            tensor.tensor_shape.dim.add(size=len(shapes[node.name]))
-            tensor.int_val.extend(shapes[node.name])
             node.op = "Reshape"
-            node.input.insert(1, shape.name)
+            node.input.insert(1, body.constant(shapes[node.name], INT32))
             node.attr.pop("N")
             node.attr.pop("axis", None)
-            node.attr["Tshape"].type = _INT32
+            node.attr["Tshape"].type = INT32
 
 
 def _packed_shape(graph: Graph, node: pb.NodeDef) -> list[int]:
@@ -245,3 +242,12 @@ class Body:
         for attr, value in attrs.items():
             node.attr[attr].CopyFrom(value)
         return f"{name}:{output}:0" if self._function else f"{name}:0"
+
+    def constant(self, value: Any, dtype: int = INT64) -> str:
+        """Add a scalar, or the vector of a list."""
+        tensor = pb.TensorProto(dtype=dtype, tensor_shape=pb.TensorShape())
+        if isinstance(value, list):
+            tensor.tensor_shape.dim.add(size=len(value))
+        getattr(tensor, _VALUES[dtype]).extend(value if isinstance(value, list) else [value])
+        attrs = {"dtype": pb.AttrValue(type=dtype), "value": pb.AttrValue(tensor=tensor)}
+        return self.add("Const", [], "output", **attrs)

@@ -25,13 +25,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ...proto import graph_pb2 as pb
-from .constants import constant
+from .constants import INT32, INT64, STRING, constant
 from .graphs import Body, Graph, all_nodes, bodies, called_functions, references, where
 
 KEY = "forebay/key:0"
 """Stands for the key while a seeded graph is imported."""
 
-_INT32, _STRING, _INT64 = 3, 7, 9
 _OF_INT64 = b"\x18\x09"  # ArgDef.type, which graph.proto does not declare
 
 
@@ -132,26 +131,17 @@ class _Body(Body):
         super().__init__(nodes, function=function)
         self.key = key
 
-    def constant(self, value: int | list[int], dtype: int = _INT64) -> str:
-        tensor = pb.TensorProto(dtype=dtype, tensor_shape=pb.TensorShape())
-        if isinstance(value, list):
-            tensor.tensor_shape.dim.add(size=len(value))
-        else:
-            (tensor.int64_val if dtype == _INT64 else tensor.int_val).append(value)
-        attrs = {"dtype": _type(dtype), "value": pb.AttrValue(tensor=tensor)}
-        return self.add("Const", [], "output", **attrs)
-
     def pair(self, key: str, number: str) -> str:
-        attrs = {"N": pb.AttrValue(i=2), "T": _type(_INT64), "axis": pb.AttrValue(i=0)}
+        attrs = {"N": pb.AttrValue(i=2), "T": _type(INT64), "axis": pb.AttrValue(i=0)}
         return self.add("Pack", [key, number], "output", **attrs)
 
     def derived(self, key: str, number: str) -> str:
         """A key derived from `key` and `number`."""
         return self.add(
             "StatelessRandomUniformFullInt",
-            [self.constant([], _INT32), self.pair(key, number)],
+            [self.constant([], INT32), self.pair(key, number)],
             "output",
-            dtype=_type(_INT64), T=_type(_INT32), Tseed=_type(_INT64),
+            dtype=_type(INT64), T=_type(INT32), Tseed=_type(INT64),
         )  # fmt: skip
 
     def producer(self, tensor: str) -> pb.NodeDef | None:
@@ -194,7 +184,7 @@ class _Seeding:
                 if node.op in _CALLS:
                     data = [name for name in node.input if not name.startswith("^")]
                     node.input.insert(len(data), body.derived(body.key, body.constant(salt)))
-                    node.attr["Tin"].list.type.append(_INT64)
+                    node.attr["Tin"].list.type.append(INT64)
                     for reference in references(node.attr):
                         reference.name = self._keyed(reference.name)
                 elif node.op in _LOOPS:
@@ -204,7 +194,7 @@ class _Seeding:
                     captured = len(node.attr["Targuments"].list.type)
                     state = len(node.attr["Tstate"].list.type) if "Tstate" in node.attr else 0
                     node.input.insert(1 + state + captured, key)
-                    node.attr["Targuments"].list.type.append(_INT64)
+                    node.attr["Targuments"].list.type.append(INT64)
                     function = node.attr["f"].func
                     function.name = self._keyed(function.name, captured)
 
@@ -245,7 +235,7 @@ class _Seeding:
         """Make a key the loop's last variable: each iteration derives the next one's."""
         data = [name for name in node.input if not name.startswith("^")]
         node.input.insert(len(data), body.derived(body.key, body.constant(salt)))
-        node.attr["T"].list.type.append(_INT64)
+        node.attr["T"].list.type.append(INT64)
         if "output_shapes" in node.attr and node.attr["output_shapes"].list.shape:
             node.attr["output_shapes"].list.shape.add()
         for attr in "cond", "body":
@@ -289,7 +279,7 @@ def _make_stateless(body: _Body, node: pb.NodeDef, salt: int) -> None:
         node.attr[stateless.called].CopyFrom(node.attr[stateless.dtype])
         del node.attr[stateless.dtype]
     del node.attr["seed"], node.attr["seed2"]
-    node.attr["Tseed"].CopyFrom(_type(_INT64))
+    node.attr["Tseed"].CopyFrom(_type(INT64))
     node.op = stateless.op
 
 
@@ -333,15 +323,15 @@ def _number_elements(body: _Body, node: pb.NodeDef) -> bool:
         if name in source.attr and not source.attr[name].list.ByteSize():
             del source.attr[name]  # reading the attribute has created it
     if not types.list.type:
-        types.list.type.append(_STRING)  # files of records or lines
+        types.list.type.append(STRING)  # files of records or lines
         shapes.list.shape.add()
     of_numbers = pb.AttrValue(), pb.AttrValue()
-    of_numbers[0].list.type.append(_INT64)
+    of_numbers[0].list.type.append(INT64)
     of_numbers[1].list.shape.add()
     bounds = [body.constant(bound) for bound in (0, 2**63 - 1, 1)]
     specs = dict(zip(("output_types", "output_shapes"), of_numbers, strict=True))
     numbers = body.add("RangeDataset", bounds, "handle", **specs)
-    types.list.type.append(_INT64)
+    types.list.type.append(INT64)
     shapes.list.shape.add()
     specs = {"output_types": types, "output_shapes": shapes, "N": pb.AttrValue(i=2)}
     node.input[0] = body.add("ZipDataset", [node.input[0], numbers], "handle", **specs)

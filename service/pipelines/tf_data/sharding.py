@@ -27,7 +27,7 @@ from ...errors import InvalidArgument, PipelineError, Unimplemented
 from ...proto import graph_pb2 as pb
 from ..splits import SHARD_HINT, Shard, SplitFeed, SplitRange
 from .constants import constant
-from .graphs import Graph
+from .graphs import Body, Graph
 from .pipeline import TfDataPipeline
 from .run import TfDataRun
 from .save_watchers import saves_in
@@ -113,23 +113,16 @@ def sharded(graph: bytes, shard: Shard) -> bytes:
             options = dataset_options_pb2.Options.FromString(node.attr["serialized_options"].s)
             options.distribute_options.ClearField("auto_shard_policy")
             node.attr["serialized_options"].s = options.SerializeToString()
-    names = [f"forebay/{name}" for name in ("num_workers", "index", "nothing")]
-    for name, number in zip(names, (shard.of, shard.number, 0), strict=True):
-        constant = proto.node.add(name=name, op="Const")
-        constant.attr["dtype"].type = _INT64
-        value = pb.TensorProto(dtype=_INT64, tensor_shape=pb.TensorShape(), int64_val=[number])
-        constant.attr["value"].tensor.CopyFrom(value)
-    _put_skips(proto, names.pop())
+    body = Body(proto.node, function=False)
+    of, number, nothing = map(body.constant, (shard.of, shard.number, 0))
+    _put_skips(proto, nothing)
     whole = parsed.result.input[0]
-    node = proto.node.add(name="forebay/shard", op="AutoShardDataset", input=[whole, *names])
+    node = proto.node.add(name="forebay/shard", op="AutoShardDataset", input=[whole, of, number])
     node.attr["auto_shard_policy"].i = _POLICIES[shard.sharding]
     node.attr["num_replicas"].i = NUM_REPLICAS
     _copy_types(parsed.dataset, node)
     parsed.result.input[:] = [node.name]
     return proto.SerializeToString()
-
-
-_INT64 = 9  # of types.proto
 
 
 def _put_skips(proto: pb.GraphDef, nothing: str) -> None:
