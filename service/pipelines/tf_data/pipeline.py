@@ -6,7 +6,8 @@ import contextlib
 import hashlib
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import tensorflow as tf
@@ -20,6 +21,7 @@ from .bundles import BundleGraph
 from .drivers import UNWIND_S, BundleDrivers, DrivenBundle, LongRun, pipeline_error
 from .element_specs import component_specs
 from .feeds import TracedGraph
+from .imports import graph_of
 from .op_libraries import explained
 from .run import TfDataRun
 from .seeds import key_of
@@ -56,14 +58,11 @@ class TfDataPipeline:
         self._graph = graph
         self._sources = sources
         self._layout = element_spec, compressed
-        self._key = (
-            hashlib.sha256(graph).digest(),
-            None if element_spec is None else structure.encode(element_spec),
-            None if element_spec is None else tuple(component_specs(element_spec)),
-            compressed,
-        )
+        self._key: tuple[Any, ...] = hashlib.sha256(graph).digest(), compressed
+        if element_spec is not None:  # in text, whose hash is computed once
+            self._key += structure.encode(element_spec), f"{component_specs(element_spec)}"
         self._lock = threading.Lock()
-        self._bundles: _Bundles | None = None
+        self._release: Callable[[], None] | None = None  # keeps the bundles' trace until `close`
         self._long_runs: weakref.WeakSet[LongRun] = weakref.WeakSet()
 
     def run(self, feed: SplitFeed | None) -> TfDataRun:
@@ -81,14 +80,13 @@ class TfDataPipeline:
     def bundle(self, splits: SplitRange, *, number: int, seed: int, start: int = 0) -> TfDataRun:
         """Raises InvalidGraph, NotSplittable, UnsupportedElement, PipelineError."""
         require_bundle(self._sources, splits, start)
+        drivers, release = self._load_bundles()
         with self._lock:
-            if self._bundles is None:
-                self._bundles = self._open_bundles()
-            bundles = self._bundles
-            bundles.users += 1
+            if self._release is None:
+                _, self._release = self._load_bundles()
         numbers = [splits.first, splits.count, key_of(seed, number), start]
-        source = DrivenBundle(bundles.drivers, numbers, lambda: self._leave(bundles))
-        return TfDataRun(bundles.drivers.trace, source, number, start, self._explained)
+        source = DrivenBundle(drivers, numbers, release)
+        return TfDataRun(drivers.trace, source, number, start, self._explained)
 
     def close(self) -> None:
         """Idempotent. The bundles' drivers stay for the next pipeline of this graph.
@@ -96,13 +94,13 @@ class TfDataPipeline:
         Waits a little for TensorFlow to free the resources of long runs that have ended.
         """
         with self._lock:
-            bundles, self._bundles = self._bundles, None
-        if bundles is not None:
-            self._leave(bundles)
+            release, self._release = self._release, None
+        if release is not None:
+            release()
         for source in list(self._long_runs):
             source.join(UNWIND_S)
 
-    def _open_bundles(self) -> _Bundles:
+    def _load_bundles(self) -> tuple[BundleDrivers, Callable[[], None]]:
         def make() -> BundleDrivers:
             graph = BundleGraph(self._graph, self._sources)
             return BundleDrivers(self._trace(BundleTrace, graph, BUNDLE_BLOCK_BYTES))
@@ -111,7 +109,7 @@ class TfDataPipeline:
             return contextlib.ExitStack()  # nothing: all bundles share what the trace has
 
         drivers, _, release = self._load(self._sources, make, load, "bundles")
-        return _Bundles(drivers, release)
+        return drivers, release
 
     def _trace(
         self, kind: Callable[..., T], graph: TracedGraph | BundleGraph, block_bytes: int
@@ -139,43 +137,15 @@ class TfDataPipeline:
         said = explained(error.message, self._graph)
         return naming_files(self._graph, PipelineError(error.code, said), begun)
 
-    def _leave(self, bundles: _Bundles) -> None:
-        with self._lock:
-            bundles.users -= 1
-            last = not bundles.users
-        if last:
-            bundles.release()
-
 
 def warm_up() -> None:
     """Run a small pipeline of leased splits that calls a function."""
     dataset = tf.data.Dataset.range(1).map(tf.identity)
-    graph = bytes(dataset._as_serialized_graph().numpy())
+    graph = graph_of(dataset)
     sources = [source.splits for source in split_sources(graph)]
     pipeline = TfDataPipeline(graph, sources, element_spec=dataset.element_spec)
-    list(pipeline.run(_OneSplit(sources)).blocks())
+    splits = iter([SplitRange(0, 1, 0)])
+    feed: Any = SimpleNamespace(sources=sources, next_range=lambda *_: next(splits, None))
+    list(pipeline.run(feed).blocks())
     pipeline.close()
     TRACES.forget_idle()
-
-
-class _OneSplit:
-    """A feed of one split."""
-
-    def __init__(self, sources: Sequence[ev.SplitSource]) -> None:
-        self.sources = sources
-        self._left = [SplitRange(0, 1, 0)]
-
-    def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
-        return self._left.pop() if self._left else None
-
-    def is_over(self, sources: Iterable[int]) -> bool:
-        return not self._left
-
-
-class _Bundles:
-    """What a pipeline's bundles share."""
-
-    def __init__(self, drivers: BundleDrivers, release: Callable[[], None]) -> None:
-        self.drivers = drivers
-        self.release = release
-        self.users = 1  # the runs, and the pipeline until it is closed
