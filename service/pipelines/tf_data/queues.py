@@ -7,6 +7,7 @@ name each time.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections import defaultdict
@@ -16,6 +17,8 @@ import tensorflow as tf
 from tensorflow.python.ops import gen_data_flow_ops as ops
 
 Tensor = Any
+
+ENDED = tf.errors.OutOfRangeError, tf.errors.CancelledError
 
 
 class QueueSpec(NamedTuple):
@@ -41,7 +44,7 @@ class Queue:
         ops.queue_enqueue_many_v2(self.handle, self._converted(components))
 
     def dequeue(self) -> list[Tensor]:
-        """Take one element. Raises OutOfRangeError or CancelledError once the queue is closed."""
+        """Take one element. Raises one of ENDED once the queue is closed."""
         return list(ops.queue_dequeue_v2(self.handle, self._dtypes))
 
     def dequeue_up_to(self, count: int) -> list[Tensor]:
@@ -55,11 +58,9 @@ class Queue:
         return bool(ops.queue_is_closed_v2(self.handle))
 
     def close(self, *, cancel: bool = False) -> None:
-        """Idempotent. `cancel` fails pending enqueues."""
-        try:
+        """No effect if it is closed already, or destroyed. `cancel` fails pending enqueues."""
+        with contextlib.suppress(tf.errors.CancelledError, tf.errors.NotFoundError):
             ops.queue_close_v2(self.handle, cancel_pending_enqueues=cancel)
-        except (tf.errors.CancelledError, tf.errors.NotFoundError):
-            pass  # closed already, or destroyed
 
     def _converted(self, components: list[Any]) -> list[Tensor]:
         pairs = zip(components, self._dtypes, strict=True)

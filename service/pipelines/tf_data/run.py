@@ -8,6 +8,7 @@ LINGER_S for a block to fill. The queue bounds how far the pipeline runs ahead.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -19,6 +20,7 @@ from ...blocks import Block, Component
 from ...errors import PipelineError
 from .columns import reshaped
 from .drivers import DrivenBundle, Driver, LongRun
+from .queues import ENDED
 from .split_files import Begun
 from .traces import LARGE_BYTES, MAX_BLOCK_ELEMENTS, QUANTUM_BYTES, Trace
 
@@ -154,7 +156,7 @@ class TfDataRun:
         try:
             # dequeue_up_to would copy.
             return self._queue.dequeue() if self.trace.alone else self._queue.dequeue_up_to(count)
-        except (tf.errors.OutOfRangeError, tf.errors.CancelledError):
+        except ENDED:
             return None
 
     def _cut(self, stacked: list[Tensor]) -> Iterator[Block]:
@@ -166,7 +168,8 @@ class TfDataRun:
         sizes = stacked.pop().numpy()
         quanta = int((sizes // QUANTUM_BYTES).clip(max=self.trace.quanta).sum())
         if quanta:
-            self._release(quanta)
+            with contextlib.suppress(*ENDED):  # cancelled, so the budget no longer matters
+                self._budget[0].dequeue_up_to(quanta)
         if sizes.max() < LARGE_BYTES and sizes.sum() <= self.trace.block_bytes:
             yield self._block(stacked, 0, count, count)
             return
@@ -181,12 +184,6 @@ class TfDataRun:
                 start, total = i + 1, 0
         if start < count:
             yield self._block(stacked, start, count, count)
-
-    def _release(self, quanta: int) -> None:
-        try:
-            self._budget[0].dequeue_up_to(quanta)
-        except (tf.errors.OutOfRangeError, tf.errors.CancelledError):
-            pass  # cancelled, so the budget no longer matters
 
     def _block(self, stacked: list[Tensor], start: int, stop: int, count: int) -> Block:
         parts = iter(stacked if stop - start == count else [t[start:stop] for t in stacked])

@@ -178,18 +178,17 @@ def _no_bundle(node: pb.NodeDef, reason: str) -> NotSplittable:
     )
 
 
+_DECISIVE = {"RangeDataset": 3, "TensorSliceDataset": 1} | dict.fromkeys(
+    ("TensorDataset", "ListDataset", "RandomDataset", "RandomDatasetV2", CHUNKS), 0
+)
+"""How many of a source's first inputs determine its splits."""
+
+
 def _decisive(node: pb.NodeDef) -> Sequence[str]:
     """The tensors that determine a source's splits."""
-    match node.op:
-        case "RangeDataset":
-            return node.input[:3]
-        case "TensorSliceDataset":
-            return node.input[:1]
-        case "TensorDataset" | "ListDataset" | "RandomDataset" | "RandomDatasetV2":
-            return ()
-        case _ if node.op == CHUNKS:
-            return ()
-    raise not_splittable(node, "only ranges, slices of tensors, lists and tensors can be")
+    if node.op not in _DECISIVE:
+        raise not_splittable(node, "only ranges, slices of tensors, lists and tensors can be")
+    return node.input[: _DECISIVE[node.op]]
 
 
 def _splits(node: pb.NodeDef, graph: Graph, facts: dict[str, TensorFacts | None]) -> ev.SplitSource:
