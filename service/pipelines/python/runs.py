@@ -14,10 +14,12 @@ import select
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+from ....storage.thread_pool import ThreadPool
 from ...blocks import Block
 from ...user_metrics import Totals
 from ..splits import MaySkip, SkipReport, SplitRange
@@ -261,39 +263,25 @@ class _Questions:
 
     def __init__(self, bell: _Bell) -> None:
         self._bell = bell
-        self._asked: dict[str, queue.SimpleQueue[Callable[[], Answer] | None]] = {}
-        self._answers: queue.SimpleQueue[Answer | BaseException] = queue.SimpleQueue()
-        self._stopped = threading.Event()
+        self._threads: dict[str, ThreadPool] = {}
+        self._answers: queue.SimpleQueue[Future[Answer]] = queue.SimpleQueue()
 
     def ask(self, topic: str, question: Callable[[], Answer]) -> None:
         """Ask; `answers` yields the question's result once the bell has rung."""
-        if topic not in self._asked:
-            questions = self._asked[topic] = queue.SimpleQueue()
-            threading.Thread(
-                target=self._run, args=[questions], name="forebay-python-feed", daemon=True
-            ).start()
-        self._asked[topic].put(question)
+        if topic not in self._threads:
+            self._threads[topic] = ThreadPool(1, "forebay-python-feed")
+        self._threads[topic].submit(question).add_done_callback(self._answered)
+
+    def _answered(self, answer: Future[Answer]) -> None:
+        self._answers.put(answer)
+        self._bell.ring()
 
     def answers(self) -> Iterator[Answer]:
         """The available answers. Raises what the questions raise."""
         while not self._answers.empty():
-            answer = self._answers.get()
-            if isinstance(answer, BaseException):
-                raise answer
-            yield answer
+            yield self._answers.get().result()
 
     def stop(self) -> None:
         """Ask no more. Each thread ends once its question is answered, or the feed is closed."""
-        self._stopped.set()
-        for questions in self._asked.values():
-            questions.put(None)
-
-    def _run(self, questions: queue.SimpleQueue[Callable[[], Answer] | None]) -> None:
-        answer: Answer | BaseException
-        while (question := questions.get()) is not None and not self._stopped.is_set():
-            try:
-                answer = question()
-            except BaseException as error:  # noqa: BLE001 - `answers` raises it
-                answer = error
-            self._answers.put(answer)
-            self._bell.ring()
+        for thread in self._threads.values():
+            thread.shutdown(wait=False, cancel_futures=True)
