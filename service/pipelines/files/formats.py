@@ -189,6 +189,15 @@ def runs(source: ByteSource, offsets: Callable[[int, int], Any], records: Ints) 
     return found
 
 
+def grouped(starts: Ints, records: Ints) -> list[tuple[int, Ints]]:
+    """The groups that have these records, each with the places of its own among them. Group n has
+    the records from `starts[n]` on."""
+    groups = np.searchsorted(starts, records, "right") - 1
+    by_group = np.argsort(groups, kind="stable")
+    numbers, begins = np.unique(groups[by_group], return_index=True)
+    return [*zip(numbers.tolist(), np.split(by_group, begins[1:]), strict=True)]
+
+
 def read_at(source: ByteSource, start: int, size: int) -> bytes | memoryview:
     """Raises Damaged if the file ends before."""
     if size < 0:

@@ -16,7 +16,7 @@ from ...errors import ForebayError, PipelineError
 from ...order import permuted_many
 from ...structure import leaves
 from .damage import MOST_TRIES, PART_RECORDS, Damage, damage
-from .formats import LARGE_BYTES, Ints, steps
+from .formats import LARGE_BYTES, Ints, grouped, steps
 from .manifest import Files, Manifest
 from .open_files import FILES_AHEAD, OpenFiles
 
@@ -107,14 +107,11 @@ class RecordRanges:
         permuted = permuted_many(np.arange(first, stop), total, seed, epoch)
         for begin, end in parts:
             records = permuted[begin - first : end - first]
-            files = np.searchsorted(self.starts, records, "right") - 1
-            by_file = np.argsort(files, kind="stable")
-            several, begins = np.unique(files[by_file], return_index=True)
-            numbers, found = several.tolist(), list[tuple[Block, Ints]]()
-            for at, places in enumerate(np.split(by_file, begins[1:])):
+            by_file = grouped(self.starts, records)
+            numbers, found = [number for number, _ in by_file], list[tuple[Block, Ints]]()
+            for at, (number, places) in enumerate(by_file):
                 self.files.plan(numbers[at : at + FILES_AHEAD])
-                first_of = self.starts[numbers[at]]
-                found.append(self._take(numbers[at], records[places] - first_of, places))
+                found.append(self._take(number, records[places] - self.starts[number], places))
             if there := [(block, places) for block, places in found if len(places)]:
                 kept = np.sort(np.concatenate([places for _, places in there]))
                 dense = [(block, np.searchsorted(kept, places)) for block, places in there]

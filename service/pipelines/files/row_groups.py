@@ -11,7 +11,7 @@ import numpy as np
 from ...blocks import Block
 from .arrow_types import ArrowColumn, block, cut, pyarrow, structure_of, wide, without_nulls
 from .byte_sources import ByteSource
-from .formats import LARGE_BYTES, Facts, Ints, Options
+from .formats import LARGE_BYTES, Facts, Ints, Options, grouped
 
 
 def facts_of(columns: list[ArrowColumn], rows: Sequence[int], in_all: int) -> Facts:
@@ -74,7 +74,7 @@ class RowGroups(ABC):
         if not self._read:  # a table without columns has no rows, either
             return Block(len(records), ())
         arrow, tables = pyarrow(self._path), []
-        groups = self._by_group(records)
+        groups = grouped(self._starts, records)
         self.plan(number for number, _ in groups)
         for number, places in groups:
             table = self.table(number)
@@ -83,20 +83,11 @@ class RowGroups(ABC):
                 (batch,) = table.combine_chunks().to_batches()
                 table = arrow.Table.from_batches([self._kept(batch)])
             tables.append(table.take(arrow.array(records[places] - self._starts[number])))
-        order = np.concatenate([places for _, places in groups])
-        places = np.empty(len(records), np.int64)
-        places[order] = np.arange(len(records))
-        table = arrow.concat_tables(tables).take(arrow.array(places)).combine_chunks()
+        order = np.argsort(np.concatenate([places for _, places in groups]))
+        table = arrow.concat_tables(tables).take(arrow.array(order)).combine_chunks()
         (batch,) = table.to_batches()
         return block(batch, self._read)
 
     def group_of(self, record: int) -> range:
         group = self._group(record)
         return range(int(self._starts[group]), int(self._starts[group + 1]))
-
-    def _by_group(self, records: Ints) -> list[tuple[int, Ints]]:
-        """Groups, and where the records of each are."""
-        groups = np.searchsorted(self._starts, records, "right") - 1
-        by_group = np.argsort(groups, kind="stable")
-        numbers, begins = np.unique(groups[by_group], return_index=True)
-        return [*zip(numbers.tolist(), np.split(by_group, begins[1:]), strict=True)]
