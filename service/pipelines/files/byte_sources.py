@@ -271,13 +271,7 @@ def opened_now(path: str, options: dict[str, Any]) -> ByteSource:
     """A file, whatever it is now. Raises OSError."""
     if stores.is_url(path):
         return RemoteFile(stores.head(path, options), options)
-    descriptor = manifest.regular(path, os.O_RDONLY)
-    try:
-        size = os.fstat(descriptor).st_size
-        entry = manifest.FileEntry(path, size, manifest.fingerprint(descriptor, size), 0)
-    except BaseException:
-        os.close(descriptor)
-        raise
+    descriptor, entry = manifest.opened_now(path)
     return LocalFile(entry, descriptor)
 
 

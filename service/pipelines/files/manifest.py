@@ -131,45 +131,37 @@ def decode(stored: bytes | memoryview) -> Manifest:
     return Manifest(**msgspec.structs.asdict(found) | {"files": Files(found.files)})
 
 
-def regular(path: str, flags: int) -> int:
-    """An `opener` for `open`: of a pipe, which may wait for ever, it raises OSError."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+def opened_now(path: str) -> tuple[int, FileEntry]:
+    """A descriptor of a local file, and what it is now, without records. Raises OSError, also for a
+    pipe, which may wait for ever."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", path)
+        os.set_blocking(descriptor, True)
+        ends = os.pread(descriptor, FINGERPRINT_BYTES, 0)
+        ends += os.pread(descriptor, FINGERPRINT_BYTES, max(0, about.st_size - FINGERPRINT_BYTES))
+    except BaseException:
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no regular file", path)
-    os.set_blocking(descriptor, True)
-    return descriptor
-
-
-def fingerprint(descriptor: int, size: int) -> str:
-    """Of an open file. Raises OSError."""
-    ends = os.pread(descriptor, FINGERPRINT_BYTES, 0)
-    ends += os.pread(descriptor, FINGERPRINT_BYTES, max(0, size - FINGERPRINT_BYTES))
-    return f"{crc32c(ends):08x}"
-
-
-def entry_of(path: str, records: int) -> FileEntry:
-    """Of the file as it is now. Raises OSError."""
-    with open(path, "rb", opener=regular) as file:
-        size = os.fstat(file.fileno()).st_size
-        return FileEntry(path, size, fingerprint(file.fileno(), size), records)
+        raise
+    return descriptor, FileEntry(path, about.st_size, f"{crc32c(ends):08x}", 0)
 
 
 def opened(entry: FileEntry) -> int:
     """A descriptor. Raises FailedPrecondition if the file is not there, or is another one than was
     registered; OSError without a descriptor for it."""
     try:
-        descriptor = regular(entry.path, os.O_RDONLY)
-        try:
-            size = os.fstat(descriptor).st_size
-            entry.require_same(FileEntry(entry.path, size, fingerprint(descriptor, size), 0))
-        except BaseException:
-            os.close(descriptor)
-            raise
+        descriptor, now = opened_now(entry.path)
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
         raise entry.fault(f"cannot be read ({error.strerror or error})") from error
+    try:
+        entry.require_same(now)
+    except FailedPrecondition:
+        os.close(descriptor)
+        raise
     return descriptor
 
 

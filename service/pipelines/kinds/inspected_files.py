@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from ....storage.errors import Corrupt
 from ...errors import FailedPrecondition, InvalidArgument
 from ...structure import describe
 from ..files import manifest, partitions
+from ..files.byte_sources import opened_now
 from ..files.formats import Damaged, Facts, dict_of, few, is_utf8, named, written
 from ..files.manifest import FileEntry
 from ..files.stores import is_url
@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 
 _FILLS = {"b": bool, "i": int, "u": int, "f": int | float, "O": str | bytes}
 """What stands for a null, by the kind of dtype."""
+
+_State = tuple[FileEntry, int | None]
+"""What a file is, and when it was changed, if it is a local one."""
 
 
 def _require_fill(path: str, facts: Facts, fill: dict[str, Any]) -> None:
@@ -190,7 +193,7 @@ def _those(columns: dict[str, Any], others: dict[str, Any]) -> str:
     return " ".join([*said, f"without {few(lacks)}"] if lacks else said)
 
 
-def _asked(files: Sequence[FileEntry], inspector: FileInspector) -> Iterator[tuple[FileEntry, int]]:
+def _asked(files: Sequence[FileEntry], inspector: FileInspector) -> Iterator[_State]:
     """The state of each file before the inspector was asked about it. Raises OSError,
     FailedPrecondition, OverflowError."""
     states: deque[Any] = deque()
@@ -207,14 +210,15 @@ def _asked(files: Sequence[FileEntry], inspector: FileInspector) -> Iterator[tup
         yield state
 
 
-def _state(listed: FileEntry) -> tuple[FileEntry, int]:
+def _state(listed: FileEntry) -> _State:
     """What shows a change; an object's bytes are compared when they are read. Raises OSError."""
     if is_url(listed.path):
         return listed, 0
-    return manifest.entry_of(listed.path, 0), os.stat(listed.path).st_mtime_ns
+    with contextlib.closing(opened_now(listed.path, {})) as file:
+        return file.entry, file.changed_ns
 
 
-def _require_unchanged(listed: FileEntry, before: tuple[FileEntry, int]) -> None:
+def _require_unchanged(listed: FileEntry, before: _State) -> None:
     """Raises FailedPrecondition, OSError."""
     if _state(listed) != before:
         raise FailedPrecondition(
