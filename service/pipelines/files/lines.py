@@ -23,7 +23,7 @@ from ...blocks import Block, Component
 from ...errors import InvalidArgument
 from . import formats, record_index
 from .byte_sources import ByteSource
-from .formats import TEXT, Damaged, Facts, Format, Ints, Node, Options, chosen, dict_of, texts
+from .formats import Damaged, Facts, Format, Ints, Node, Options, chosen, dict_of, texts
 from .streams import SAMPLE_RECORDS, Walk, unpacked
 
 _BOM = b"\xef\xbb\xbf"
@@ -189,13 +189,6 @@ class JsonLines(record_index.FileOfRecords):
         return Block(len(rows), tuple(self._decoder.components(rows)))
 
 
-def _inspect_lines(source: ByteSource, options: Options) -> Facts:
-    walk = _Lines()
-    source = unpacked(source, options, walk)
-    records, _ = record_index.counted(source, options, walk)
-    return record_index.facts(source, records, TEXT)
-
-
 class TextLines(record_index.FileOfRecords):
     def __init__(self, source: ByteSource, options: Options) -> None:
         super().__init__(source, options, _Lines())
@@ -217,7 +210,7 @@ JSON_FORMAT = Format(
 LINES_FORMAT = Format(
     suffixes=(".txt",),
     matches=lambda begin: False,  # anything is text
-    inspect=_inspect_lines,
+    inspect=lambda source, options: record_index.inspected(source, options, _Lines()),
     open=TextLines,
     options=("index_dir", "count"),
     ambiguous=True,

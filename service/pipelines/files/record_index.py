@@ -29,7 +29,7 @@ from google_crc32c import value as crc32c
 from ...errors import FailedPrecondition, InvalidArgument
 from . import stores
 from .byte_sources import Buffer, ByteSource, opened_now
-from .formats import Damaged, Facts, Node, Options, RandomAccessFile, read_at, steps
+from .formats import TEXT, Damaged, Facts, Node, Options, RandomAccessFile, read_at, steps
 from .manifest import FileEntry
 from .streams import SAMPLE_RECORDS, UNCOUNTED, StreamedFile, UnpackedFile, Walk, unpacked
 
@@ -145,6 +145,13 @@ def facts(source: ByteSource, records: int, structure: Node, **more: Any) -> Fac
     if isinstance(source, UnpackedFile):
         more |= {"cuts": (0, records), "packed": source.kind}
     return Facts(records, structure, **more)
+
+
+def inspected(source: ByteSource, options: Options, walk: Walk) -> Facts:
+    """A format's `inspect`, of records that are bytes."""
+    source = unpacked(source, options, walk)
+    records, _ = counted(source, options, walk)
+    return facts(source, records, TEXT)
 
 
 def counted(source: ByteSource, options: Options, walk: Walk) -> tuple[int, bytes]:

@@ -11,18 +11,11 @@ from ....storage.tfrecord import FRAME_BYTES, HEADER_BYTES, data_length, masked_
 from ...blocks import Block
 from . import record_index
 from .byte_sources import ByteSource
-from .formats import TEXT, Damaged, Facts, Format, Ints, Options, texts
-from .streams import Walk, unpacked
+from .formats import Damaged, Format, Ints, Options, texts
+from .streams import Walk
 
 _WINDOW_BYTES = 64 << 10
 _MAX_KNOWN = 1 << 12
-
-
-def _inspect(source: ByteSource, options: Options) -> Facts:
-    walk = Frames()
-    source = unpacked(source, options, walk)
-    records, _ = record_index.counted(source, options, walk)
-    return record_index.facts(source, records, TEXT)
 
 
 class Frames(Walk):
@@ -83,7 +76,7 @@ class TFRecordFile(record_index.FileOfRecords):
 FORMAT = Format(
     suffixes=(".tfrecord", ".tfrecords"),
     matches=lambda begin: data_length(begin) is not None,
-    inspect=_inspect,
+    inspect=lambda source, options: record_index.inspected(source, options, Frames()),
     open=TFRecordFile,
     options=("index_dir", "count"),
 )
