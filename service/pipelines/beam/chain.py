@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -250,13 +251,6 @@ class _Next(common.Receiver):  # type: ignore[misc]
 _DROPPED = _Next(lambda _: None)
 
 
-class _Receivers(dict[str | None, common.Receiver]):
-    """Receivers by output. Elements for other outputs are dropped, declared or not."""
-
-    def __missing__(self, _: str | None) -> common.Receiver:
-        return _DROPPED
-
-
 class _Read(core.DoFn):  # type: ignore[misc]
     """Reads like Beam's splittable DoFn around a bounded source, without the watermark that Beam
     keeps with each record: bundles here are never deferred."""
@@ -363,7 +357,8 @@ def _discard(_: Any) -> None:
 
 def _runner(step: Step, receiver: _Next) -> common.DoFnRunner:
     # There are no windows here: every element is in the global one.
-    receivers = _Receivers({None: _DROPPED, step.output: receiver})
+    # Elements for other outputs are dropped, declared or not.
+    receivers = defaultdict(lambda: _DROPPED, {None: _DROPPED, step.output: receiver})
     sides = [
         SideInputMap(view, options, [GlobalWindows.windowed_value(value) for value in values])
         for view, options, values in step.sides
