@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from ....storage.thread_pool import ThreadPool
@@ -41,16 +42,20 @@ def resolved(url: str, named: str | None, options: dict[str, Any]) -> tuple[list
                 pass
             else:
                 if os.path.basename(url) == mds.INDEX:
-                    return _shards(url, {}, options), os.path.dirname(url)
+                    return heads(mds.shards_of(url, options), options), os.path.dirname(url)
                 return [entry], ""
         url = url.rstrip("/")
         return _below(url, named, options), url
 
 
-def heads(urls: Sequence[str], options: dict[str, Any]) -> list[FileEntry]:
-    """Raises OSError."""
+def heads(
+    urls: Sequence[str],
+    options: dict[str, Any],
+    known: Mapping[str, FileEntry] = MappingProxyType({}),
+) -> list[FileEntry]:
+    """The store is asked for those that are not `known`. Raises OSError."""
     with ThreadPool(_AT_ONCE, "forebay-heads") as pool:
-        return [*pool.map(lambda url: stores.head(url, options), urls)]
+        return [*pool.map(lambda url: known.get(url) or stores.head(url, options), urls)]
 
 
 def matching(url: str, options: dict[str, Any]) -> list[FileEntry]:
@@ -87,8 +92,8 @@ def _below(folder: str, named: str | None, options: dict[str, Any]) -> list[File
         raise NotFound(f"{folder} is no object, and has none below it")
     for entry in there:
         require_no_table(folder, entry.path[len(folder) + 1 :].split("/"))
-    if named in (None, "mds") and f"{folder}/{mds.INDEX}" in by_path:
-        return _shards(f"{folder}/{mds.INDEX}", by_path, options)
+    if named in (None, "mds") and (index := f"{folder}/{mds.INDEX}") in by_path:
+        return heads(mds.shards_of(index, options), options, by_path)
     suffixes = suffixes_of(named)
     return [
         entry
@@ -97,10 +102,3 @@ def _below(folder: str, named: str | None, options: dict[str, Any]) -> list[File
         and not re.search(r"/[._]", entry.path[len(folder) :])
         and entry.size
     ]
-
-
-def _shards(index: str, there: dict[str, FileEntry], options: dict[str, Any]) -> list[FileEntry]:
-    """Those that an index.json lists."""
-    urls = mds.shards_of(index, options)
-    with ThreadPool(_AT_ONCE, "forebay-heads") as pool:
-        return [*pool.map(lambda url: there.get(url) or stores.head(url, options), urls)]
