@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Sequence
-from typing import Self
 
 import apache_beam as beam
 import google_crc32c
@@ -17,7 +16,7 @@ from ...storage.tfrecord import frame
 from ..errors import ForebayError, InvalidArgument, PipelineError
 from ..pipelines.splits import SplitRange
 from . import files
-from .layout import Plan, shards_in
+from .layout import shards_in
 from .open_pipelines import open_pipeline
 from .records import Records, elements_of
 
@@ -118,52 +117,24 @@ class WriteShard(beam.DoFn):  # type: ignore[misc]
         plan, pipeline = self._opened
         first, count = plan.bundle(number)
         run = pipeline.bundle(SplitRange(first, count, 0), number=number, seed=plan.seed)
+        records = Records(plan.components)
+        elements = size = checksum = 0
         try:
-            records = Records(plan.components)
-            with NewShard(self._directory, self.name, plan, number) as new:
+            with files.NewFile(self._directory, self.name) as new:
                 for block in run.blocks():
                     for element in elements_of(block):
-                        new.add(records.encode(element))
+                        data = frame(records.encode(element))
+                        new.write(data)
+                        elements, size = elements + 1, size + len(data)
+                        checksum = google_crc32c.extend(checksum, data)
+                name = plan.shard_name(number, elements, size, checksum)
+                new.publish(name, replace=False)
         except Exception as error:
             said = str(error) if isinstance(error, ForebayError) else repr(error)
             # RuntimeError, because every runner can report it.
             raise RuntimeError(
                 f"{FAILED}{number} (splits {first} to {first + count - 1}): {said}"
             ) from error
-
-
-class NewShard:
-    """Takes records, and frames each as a TFRecord.
-
-    A context manager: it publishes the shard at the end of its block, and discards it if the block
-    raises.
-    """
-
-    def __init__(self, directory: str, owner: str, plan: Plan, number: int) -> None:
-        """Its temporary name begins with `owner`. Raises Unavailable."""
-        self._file = files.NewFile(directory, owner)
-        self._plan = plan
-        self._number = number
-        self._elements = self._bytes = self._checksum = 0
-
-    def add(self, record: bytes) -> None:
-        """Append an element. Raises Unavailable."""
-        data = frame(record)
-        self._file.write(data)
-        self._elements += 1
-        self._bytes += len(data)
-        self._checksum = google_crc32c.extend(self._checksum, data)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        with self._file:
-            if kind is None:
-                name = self._plan.shard_name(
-                    self._number, self._elements, self._bytes, self._checksum
-                )
-                self._file.publish(name, replace=False)
 
 
 def _this_process() -> tuple[str, int]:
