@@ -14,21 +14,12 @@ from forebay.service.pipelines import SkipReport, SplitRange
 from forebay.service.pipelines.python.child_connections import Died, ElementPlace, Failed
 from forebay.service.pipelines.python.run_states import (
     SILENT_S,
-    Answered,
     Ask,
-    Begun,
-    ChildFailed,
-    ConsumerStalled,
-    Done,
-    ElementsReceived,
     EndLate,
-    Event,
     FailureRules,
     Instruction,
     Made,
-    ProgressPolled,
     RunStates,
-    SplitsGranted,
     StartRun,
     Warn,
 )
@@ -47,8 +38,8 @@ def states(
 
     complete = [] if complete is None else complete
 
-    def tell(event: Event, now_s: float = 0) -> list[Instruction]:
-        told = made.handle(event, now_s)
+    def tell(event: str, *what: Any, now_s: float = 0) -> list[Instruction]:
+        told = getattr(made, event)(*what, now_s)
         complete.extend(i.splits for i in told if isinstance(i, Made))
         return [i for i in told if not isinstance(i, Warn | Made)]
 
@@ -57,99 +48,95 @@ def states(
 
 def test_a_range_is_asked_for_when_a_slot_has_nothing_to_do_and_not_before() -> None:
     made, tell = states()
-    assert tell(Begun()) == [Ask()]
-    assert tell(SplitsGranted(SplitRange(0, 3, 0))) == [StartRun(0, 0, 3, 0), Ask()]
-    assert tell(SplitsGranted(SplitRange(3, 1, 0))) == [StartRun(1, 3, 1, 0)]
-    assert tell(ElementsReceived(0, 5, ElementPlace(1, 2))) == []
-    assert tell(Done(1)) == [Ask()]
-    assert tell(SplitsGranted(None)) == []
+    assert tell("begun") == [Ask()]
+    assert tell("granted", SplitRange(0, 3, 0)) == [StartRun(0, 0, 3, 0), Ask()]
+    assert tell("granted", SplitRange(3, 1, 0)) == [StartRun(1, 3, 1, 0)]
+    made.received(0, 5, ElementPlace(1, 2))
+    assert tell("done", 1) == [Ask()]
+    assert tell("granted", None) == []
     assert not made.is_over
-    assert tell(Done(0)) == []
+    assert tell("done", 0) == []
     assert made.is_over
 
 
 def test_what_was_to_be_run_again_goes_on_behind_what_came() -> None:
-    _, tell = states(RETRY, 1, width=1)
-    tell(Begun())
-    assert tell(SplitsGranted(SplitRange(0, 9, 0))) == [StartRun(0, 0, 9, 0)]
-    tell(ElementsReceived(0, 7, ElementPlace(2, 3)))
-    assert tell(ChildFailed(0, Failed("UNKNOWN", "why", ElementPlace(2, 4)))) == [
-        StartRun(0, 2, 7, 4)
-    ]
+    made, tell = states(RETRY, 1, width=1)
+    tell("begun")
+    assert tell("granted", SplitRange(0, 9, 0)) == [StartRun(0, 0, 9, 0)]
+    made.received(0, 7, ElementPlace(2, 3))
+    assert tell("failed", 0, Failed("UNKNOWN", "why", ElementPlace(2, 4))) == [StartRun(0, 2, 7, 4)]
     died = Died("exit code 7", ElementPlace(6, 0), sent=ElementPlace(5, 0))
-    assert tell(ChildFailed(0, died)) == [StartRun(0, 5, 4, 0)]
+    assert tell("failed", 0, died) == [StartRun(0, 5, 4, 0)]
     with pytest.raises(PipelineError, match=r"w:1: split 6, element 0: the process .* exit code 7"):
-        tell(ChildFailed(0, died))
+        tell("failed", 0, died)
 
 
 @pytest.mark.parametrize("on_error", [RETRY, SKIP])  # no split is to blame for a start
 def test_starts_that_fail_count_for_their_own_splits(on_error: OnError) -> None:
     """All processes end at once if their fork server does."""
     _, tell = states(on_error, 1)
-    tell(Begun())
-    tell(SplitsGranted(SplitRange(0, 3, 0)))
-    tell(SplitsGranted(SplitRange(3, 3, 0)))
+    tell("begun")
+    tell("granted", SplitRange(0, 3, 0))
+    tell("granted", SplitRange(3, 3, 0))
     died = Died("with the worker's fork server", ElementPlace(-1, -1), ElementPlace(-1, 0))
-    assert tell(ChildFailed(0, died)) == [StartRun(0, 0, 3, 0)]
-    assert tell(ChildFailed(1, died)) == [StartRun(1, 3, 3, 0)]
+    assert tell("failed", 0, died) == [StartRun(0, 0, 3, 0)]
+    assert tell("failed", 1, died) == [StartRun(1, 3, 3, 0)]
     with pytest.raises(PipelineError, match="its start: the process that ran it ended"):
-        tell(ChildFailed(0, died))
+        tell("failed", 0, died)
 
 
 def test_a_bundle_is_run_again_from_its_first_split() -> None:
-    _, tell = states(RETRY, 1, width=1, bundle_start=10)
-    tell(Begun())
-    assert tell(SplitsGranted(SplitRange(4, 5, 0))) == [StartRun(0, 4, 5, 10)]
-    tell(ElementsReceived(0, 7, ElementPlace(6, 1)))
-    assert tell(ChildFailed(0, Died("exit code 7", ElementPlace(7, 0), ElementPlace(7, 0)))) == [
+    made, tell = states(RETRY, 1, width=1, bundle_start=10)
+    tell("begun")
+    assert tell("granted", SplitRange(4, 5, 0)) == [StartRun(0, 4, 5, 10)]
+    made.received(0, 7, ElementPlace(6, 1))
+    assert tell("failed", 0, Died("exit code 7", ElementPlace(7, 0), ElementPlace(7, 0))) == [
         StartRun(0, 4, 5, 17)
     ]
 
 
 def test_a_split_is_skipped_once_that_was_allowed() -> None:
     made, tell = states(SKIP, width=1)
-    tell(Begun())
-    assert tell(SplitsGranted(SplitRange(0, 9, 0))) == [StartRun(0, 0, 9, 0)]
-    tell(ElementsReceived(0, 2, ElementPlace(1, 1)))
+    tell("begun")
+    assert tell("granted", SplitRange(0, 9, 0)) == [StartRun(0, 0, 9, 0)]
+    made.received(0, 2, ElementPlace(1, 1))
     died = Died("exit code 7", ElementPlace(3, 2), sent=ElementPlace(1, 1))
-    report, ask = tell(ChildFailed(0, died))
+    report, ask = tell("failed", 0, died)
     assert ask == Ask()  # nothing waits for the answer but what was lost
     reason = "split 3, element 2: the process that ran it ended: exit code 7"
     assert report == SkipReport(3, 0, reason, 100)  # what was made of it did not come
-    assert tell(SplitsGranted(None)) == [] and not made.is_over
-    assert tell(Answered(True)) == [StartRun(0, 1, 2, 1)]
-    assert tell(Done(0)) == [StartRun(0, 4, 5, 0)]
+    assert tell("granted", None) == [] and not made.is_over
+    assert tell("answered", True) == [StartRun(0, 1, 2, 1)]
+    assert tell("done", 0) == [StartRun(0, 4, 5, 0)]
     there = ElementPlace(4, 0)
-    (report,) = tell(ChildFailed(0, Died("x" * 9999, there, sent=there)))
+    (report,) = tell("failed", 0, Died("x" * 9999, there, sent=there))
     assert len(report.reason) == MAX_REASON
     with pytest.raises(PipelineError, match=r"x\n\(no more than 100 splits are skipped"):
-        tell(Answered(False))
+        tell("answered", False)
 
 
 def test_who_takes_too_long_is_ended_once_and_not_for_what_others_wait() -> None:
     made, tell = states(timeout_s=5)
-    tell(Begun())
-    tell(SplitsGranted(SplitRange(0, 9, 0)))
-    assert tell(ProgressPolled({0: ElementPlace(-1, -1)}), 6) == []  # its start may take a minute
-    assert tell(ProgressPolled({0: ElementPlace(0, 0)}), 10) == []
-    tell(ConsumerStalled(20))
-    assert tell(ProgressPolled({0: ElementPlace(0, 0)}), 34) == []
-    assert tell(ProgressPolled({0: ElementPlace(0, 0)}), 35) == [EndLate(0)]
-    assert tell(ProgressPolled({0: ElementPlace(0, 0)}), 60) == []
+    tell("begun")
+    tell("granted", SplitRange(0, 9, 0))
+    assert tell("polled", {0: ElementPlace(-1, -1)}, now_s=6) == []  # its start may take a minute
+    assert tell("polled", {0: ElementPlace(0, 0)}, now_s=10) == []
+    made.stalled(20)
+    assert tell("polled", {0: ElementPlace(0, 0)}, now_s=34) == []
+    assert tell("polled", {0: ElementPlace(0, 0)}, now_s=35) == [EndLate(0)]
+    assert tell("polled", {0: ElementPlace(0, 0)}, now_s=60) == []
     with pytest.raises(PipelineError, match="0: it has taken longer than 5 s") as raised:
-        tell(
-            ChildFailed(0, Died("it was killed by SIGKILL", ElementPlace(0, 0), ElementPlace(0, 0)))
-        )
+        tell("failed", 0, Died("it was killed by SIGKILL", ElementPlace(0, 0), ElementPlace(0, 0)))
     assert raised.value.code == "DEADLINE_EXCEEDED"
     assert made.patience_s == 5
 
     made, _ = states()
-    made.handle(Begun(), 0)
-    made.handle(SplitsGranted(SplitRange(0, 9, 0)), 0)
-    assert made.handle(ProgressPolled({0: ElementPlace(0, 0)}), 1) == []
-    (said,) = made.handle(ProgressPolled({0: ElementPlace(0, 0)}), 1 + SILENT_S)
+    made.begun(0)
+    made.granted(SplitRange(0, 9, 0), 0)
+    assert made.polled({0: ElementPlace(0, 0)}, 1) == []
+    (said,) = made.polled({0: ElementPlace(0, 0)}, 1 + SILENT_S)
     assert said == Warn("a Python dataset's function is in split 0, element 0 for 60 s")
-    assert made.handle(ProgressPolled({0: ElementPlace(0, 0)}), 100) == []
+    assert made.polled({0: ElementPlace(0, 0)}, 100) == []
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -163,7 +150,7 @@ def test_whatever_fails_when_each_element_comes_once(on_error: OnError, seed: in
     running: dict[int, list[ElementPlace]] = {}  # what is to come yet
     asked, reports, came = 0, [], Counter[ElementPlace]()
     skipped: dict[int, int] = {}
-    todo = tell(Begun())
+    todo = tell("begun")
     while not made.is_over:
         for instruction in todo:
             match instruction:
@@ -184,10 +171,10 @@ def test_whatever_fails_when_each_element_comes_once(on_error: OnError, seed: in
         if event == "ask":
             asked = 0
             begins = next(firsts, None)
-            todo = tell(SplitsGranted(None if begins is None else SplitRange(begins, 5, 0)))
+            todo = tell("granted", None if begins is None else SplitRange(begins, 5, 0))
         elif event == "report":
             reports.pop(0)
-            todo = tell(Answered(True))
+            todo = tell("answered", True)
         else:
             slot = rng.choice([*running])
             left = running[slot]
@@ -195,19 +182,19 @@ def test_whatever_fails_when_each_element_comes_once(on_error: OnError, seed: in
             if taken:
                 came.update(left[:taken])
                 behind = ElementPlace(left[taken - 1].split, left[taken - 1].element + 1)
-                assert tell(ElementsReceived(slot, taken, behind)) == []
+                made.received(slot, taken, behind)
                 del left[:taken]
             todo = []
             if not left:
                 del running[slot]
-                todo = tell(Done(slot))
+                todo = tell("done", slot)
             elif rng.random() < 0.3:
                 del running[slot]
                 lost = rng.randrange(len(left)) if rng.random() < 0.5 else 0
                 at = left[lost]  # what is before it was made and not sent, if it died
                 died = Died("exit code 7", at, ElementPlace(left[0].split, 0))
                 failed = Failed("UNKNOWN", "why", at)
-                todo = tell(ChildFailed(slot, died if lost or on_error == SKIP else failed))
+                todo = tell("failed", slot, died if lost or on_error == SKIP else failed)
     wanted = {
         ElementPlace(split, element)
         for split in range(30)
@@ -218,13 +205,13 @@ def test_whatever_fails_when_each_element_comes_once(on_error: OnError, seed: in
 
 def test_a_range_is_made_once_all_of_it_came_whatever_failed() -> None:
     complete: list[SplitRange] = []
-    _, tell = states(RETRY, width=1, complete=complete)
-    tell(Begun())
+    made, tell = states(RETRY, width=1, complete=complete)
+    tell("begun")
     whole = SplitRange(0, 6, 0)
-    assert tell(SplitsGranted(whole)) == [StartRun(0, 0, 6, 0)]
-    tell(ElementsReceived(0, 3, ElementPlace(2, 1)))
+    assert tell("granted", whole) == [StartRun(0, 0, 6, 0)]
+    made.received(0, 3, ElementPlace(2, 1))
     failure = Failed("UNKNOWN", "text", ElementPlace(2, 1))
-    assert tell(ChildFailed(0, failure)) == [StartRun(0, 2, 4, 1)]
+    assert tell("failed", 0, failure) == [StartRun(0, 2, 4, 1)]
     assert complete == []
-    tell(Done(0))
+    tell("done", 0)
     assert complete == [whole]

@@ -1,6 +1,6 @@
 """The state machine of a run's splits: assigns them to processes, and retries or skips failed ones.
 
-Timed events go in, and instructions come out; `PythonRun` (runs.py) carries these out. The module
+Events, which are methods, return instructions; `PythonRun` (runs.py) carries these out. The module
 has no process, thread or clock, so tests can try any order of events. A run has `width` slots,
 numbered from 0. At most one process works in each.
 
@@ -47,67 +47,6 @@ class FailureRules:
         return f"{before}split {at.split}, element {at.element}"
 
 
-class Begun(NamedTuple):
-    """Somebody begins to read the run."""
-
-
-class SplitsGranted(NamedTuple):
-    """The answer to Ask; None: there are no more splits."""
-
-    splits: SplitRange | None
-
-
-class ElementsReceived(NamedTuple):
-    """The number of elements that came, and the place behind them."""
-
-    slot: int
-    elements: int
-    behind: ElementPlace
-
-
-class Done(NamedTuple):
-    """The slot's process has run its range."""
-
-    slot: int
-
-
-class ChildFailed(NamedTuple):
-    """The slot's process has failed, or has died and is gone."""
-
-    slot: int
-    failure: Failed | Died
-
-
-class Answered(NamedTuple):
-    """The answer to the oldest unanswered SkipReport: whether the split may be skipped."""
-
-    allowed: bool
-
-
-class ProgressPolled(NamedTuple):
-    """The places of these slots' processes, which have no unread messages."""
-
-    places: dict[int, ElementPlace]
-
-
-class ConsumerStalled(NamedTuple):
-    """The consumer was slow for this long, so all processes may have waited for it."""
-
-    seconds: float
-
-
-Event = (
-    Begun
-    | SplitsGranted
-    | ElementsReceived
-    | Done
-    | ChildFailed
-    | Answered
-    | ProgressPolled
-    | ConsumerStalled
-)
-
-
 class Ask(NamedTuple):
     """Get the next range."""
 
@@ -139,7 +78,7 @@ class Warn(NamedTuple):
 
 
 Instruction = Ask | StartRun | SkipReport | EndLate | Made | Warn
-"""A SkipReport gets an Answered."""
+"""`answered` follows a SkipReport, and `granted` an Ask."""
 
 
 @dataclass
@@ -196,38 +135,53 @@ class RunStates:
     def is_over(self) -> bool:
         return self._no_more and not (self._waiting or self._working or self._skips)
 
-    def handle(self, event: Event, now_s: float) -> list[Instruction]:
-        """Apply the event; return the instructions in order. A PipelineError ends the run."""
-        out: list[Instruction] = []
-        match event:
-            case SplitsGranted(None):
-                self._no_more = True
-            case SplitsGranted(splits):
-                assert splits is not None
-                self._asked = False
-                start = self._index if self._is_bundle else 0
-                given = _Given(splits, splits.count)
-                self._again(given, splits.first, splits.first + splits.count, start)
-            case ElementsReceived(slot, elements, behind):
-                self._working[slot].behind = behind
-                self._index += elements
-            case Done(slot):
-                work = self._working.pop(slot)
-                out += work.given.end(work.stop - work.first)
-            case ChildFailed(slot, failure):
-                out += self._fail(self._working.pop(slot), failure)
-            case Answered(allowed):
-                skip = self._skips.popleft()
-                if not allowed:
-                    raise skip.error
-                self._waiting.extendleft(reversed(skip.rest))
-            case ProgressPolled(places):
-                for slot, place in places.items():
-                    out += self._look(slot, place, now_s)
-            case ConsumerStalled(seconds):
-                for work in self._working.values():
-                    work.since_s += seconds
-        return out + self._hand_out(now_s)
+    def begun(self, now_s: float) -> list[Instruction]:
+        """Somebody begins to read the run."""
+        return self._hand_out(now_s)
+
+    def granted(self, splits: SplitRange | None, now_s: float) -> list[Instruction]:
+        """The answer to Ask; None: there are no more splits."""
+        if splits is None:
+            self._no_more = True
+        else:
+            self._asked = False
+            start = self._index if self._is_bundle else 0
+            given = _Given(splits, splits.count)
+            self._again(given, splits.first, splits.first + splits.count, start)
+        return self._hand_out(now_s)
+
+    def received(self, slot: int, elements: int, behind: ElementPlace) -> None:
+        """So many elements came, and `behind` is the place behind them."""
+        self._working[slot].behind = behind
+        self._index += elements
+
+    def done(self, slot: int, now_s: float) -> list[Instruction]:
+        """The slot's process has run its range."""
+        work = self._working.pop(slot)
+        return work.given.end(work.stop - work.first) + self._hand_out(now_s)
+
+    def failed(self, slot: int, failure: Failed | Died, now_s: float) -> list[Instruction]:
+        """The slot's process has failed, or has died and is gone. Raises PipelineError, which ends
+        the run."""
+        return self._fail(self._working.pop(slot), failure) + self._hand_out(now_s)
+
+    def answered(self, allowed: bool, now_s: float) -> list[Instruction]:
+        """Whether the split of the oldest unanswered SkipReport may be skipped. Raises as
+        `failed`."""
+        skip = self._skips.popleft()
+        if not allowed:
+            raise skip.error
+        self._waiting.extendleft(reversed(skip.rest))
+        return self._hand_out(now_s)
+
+    def polled(self, places: dict[int, ElementPlace], now_s: float) -> list[Instruction]:
+        """The places of these slots' processes, which have no unread messages."""
+        return [each for slot, place in places.items() for each in self._look(slot, place, now_s)]
+
+    def stalled(self, seconds: float) -> None:
+        """The consumer was slow for this long, so all processes may have waited for it."""
+        for work in self._working.values():
+            work.since_s += seconds
 
     def _hand_out(self, now_s: float) -> list[Instruction]:
         out: list[Instruction] = []

@@ -13,11 +13,11 @@ import queue
 import select
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, TypeVar
 
 from ....storage.thread_pool import ThreadPool
 from ...blocks import Block
@@ -25,36 +25,13 @@ from ...user_metrics import Totals
 from ..splits import MaySkip, SkipReport, SplitRange
 from .child_connections import AskedToSkip, Counted, Died, Failed, Finished, PythonChild, Received
 from .children import Children
-from .run_states import (
-    Answered,
-    Ask,
-    Begun,
-    ChildFailed,
-    ConsumerStalled,
-    Done,
-    ElementsReceived,
-    EndLate,
-    Event,
-    FailureRules,
-    Made,
-    ProgressPolled,
-    RunStates,
-    SplitsGranted,
-    StartRun,
-    Warn,
-)
+from .run_states import Ask, EndLate, FailureRules, Instruction, Made, RunStates, StartRun, Warn
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 NextRange = Callable[[], SplitRange | None]
-
-
-class Given(NamedTuple):
-    """Whether the process in a slot may skip what it has asked to skip."""
-
-    slot: int
-    child: PythonChild  # of then
-    allowed: bool
 
 
 class PythonRun:
@@ -84,7 +61,6 @@ class PythonRun:
         self._seed = seed
         self._index = start
         self._is_awaited = True  # until the first block
-        self._took_s = 0.0  # when the consumer last took a block; all may have waited until then
         self._cancelled = threading.Event()
         self._bell = _Bell()
         self._next_range = next_range
@@ -118,52 +94,59 @@ class PythonRun:
             self._bell.close()
 
     def _blocks(self) -> Generator[Block, None, None]:
-        self._handle(Begun())
+        self._carry_out(self._states.begun(time.monotonic()))
         while not (self._cancelled.is_set() or self._states.is_over):
             for slot in self._ready():
                 child = self._busy[slot]
                 match child.receive():
                     case Received(block, behind, metrics):
                         self._totals.add(metrics)
-                        self._handle(ElementsReceived(slot, block.count, behind))
+                        self._states.received(slot, block.count, behind)
                         given_s = time.monotonic()
                         yield self._placed(block)
                         if self._cancelled.is_set():
                             return
                         child.take()
-                        self._took_s = time.monotonic()
-                        self._handle(ConsumerStalled(self._took_s - given_s))
+                        self._states.stalled(time.monotonic() - given_s)
                     case Counted(behind, metrics):
                         self._totals.add(metrics)
-                        self._handle(ElementsReceived(slot, 0, behind))
+                        self._states.received(slot, 0, behind)
                     case AskedToSkip() as asked:
                         self._be_asked_to_skip(slot, asked)
                     case Finished():
                         self._idle.append(self._busy.pop(slot))
-                        self._handle(Done(slot))
+                        self._carry_out(self._states.done(slot, time.monotonic()))
                     case Failed() as failure:
                         self._idle.append(self._busy.pop(slot))
-                        self._handle(ChildFailed(slot, failure))
+                        self._fail(slot, failure)
                     case Died() as failure:
                         self._busy.pop(slot).kill()
-                        self._handle(ChildFailed(slot, failure))
-            for answer in self._questions.answers():
-                if isinstance(answer, Given):
-                    self._give(answer)
-                else:
-                    self._handle(answer)
+                        self._fail(slot, failure)
+            self._questions.take_answers()
 
     def _be_asked_to_skip(self, slot: int, asked: AskedToSkip) -> None:
         report = SkipReport(*asked.at, asked.reason, self._limit, asked.records)
         child = self._busy[slot]
         self._asking[slot] = time.monotonic()
-        self._questions.ask("skips", lambda: Given(slot, child, self._may_skip(report)))
+        self._questions.ask(
+            "skips", partial(self._may_skip, report), partial(self._answer, slot, child)
+        )
 
-    def _give(self, given: Given) -> None:
-        if self._busy.get(given.slot) is given.child:
-            given.child.answer(given.allowed)
-        if (since_s := self._asking.pop(given.slot, None)) is not None:
-            self._handle(ConsumerStalled(time.monotonic() - since_s))
+    def _answer(self, slot: int, child: PythonChild, allowed: bool) -> None:
+        """Whether the process, which was in this slot, may skip what it has asked to skip."""
+        if self._busy.get(slot) is child:
+            child.answer(allowed)
+        if (since_s := self._asking.pop(slot, None)) is not None:
+            self._states.stalled(time.monotonic() - since_s)
+
+    def _fail(self, slot: int, failure: Failed | Died) -> None:
+        self._carry_out(self._states.failed(slot, failure, time.monotonic()))
+
+    def _grant(self, splits: SplitRange | None) -> None:
+        self._carry_out(self._states.granted(splits, time.monotonic()))
+
+    def _skip(self, allowed: bool) -> None:
+        self._carry_out(self._states.answered(allowed, time.monotonic()))
 
     def _placed(self, block: Block) -> Block:
         self._is_awaited = False
@@ -173,24 +156,21 @@ class PythonRun:
             return block
         return replace(block, bundle=self._bundle, index=index)
 
-    def _handle(self, event: Event) -> None:
-        for instruction in self._states.handle(event, time.monotonic()):
+    def _carry_out(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
             match instruction:
                 case StartRun(slot, first, count, start):
                     self._busy[slot] = self._begin(first, count, start)
                 case EndLate(slot):
                     self._busy[slot].end()
                 case Ask():
-                    self._questions.ask("splits", lambda: SplitsGranted(self._next_range()))
+                    self._questions.ask("splits", self._next_range, self._grant)
                 case SkipReport():
-                    self._questions.ask("skips", partial(self._ask_to_skip, instruction))
+                    self._questions.ask("skips", partial(self._may_skip, instruction), self._skip)
                 case Made(splits):
                     splits.made(splits.count)
                 case Warn(text):
                     log.warning("%s", text)
-
-    def _ask_to_skip(self, report: SkipReport) -> Answered:
-        return Answered(self._may_skip(report))
 
     def _begin(self, first: int, count: int, start: int) -> PythonChild:
         child = self._free_child()
@@ -221,7 +201,7 @@ class PythonRun:
             self._looked_s = now_s
             # Those that ask to skip something wait for the worker.
             silent = self._busy.keys() - self._asking.keys() - set(found)
-            self._handle(ProgressPolled({s: self._busy[s].at for s in silent}))
+            self._carry_out(self._states.polled({s: self._busy[s].at for s in silent}, now_s))
         return found
 
 
@@ -254,9 +234,6 @@ class _Bell:
             self._descriptor = None
 
 
-Answer = SplitsGranted | Answered | Given
-
-
 class _Questions:
     """Asks questions that may wait for a dispatcher, in threads. Each topic has a thread, which
     starts with the first question and asks one after the other."""
@@ -264,22 +241,25 @@ class _Questions:
     def __init__(self, bell: _Bell) -> None:
         self._bell = bell
         self._threads: dict[str, ThreadPool] = {}
-        self._answers: queue.SimpleQueue[Future[Answer]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[Callable[[Any], None], Future[Any]]]
+        self._answers = queue.SimpleQueue()
 
-    def ask(self, topic: str, question: Callable[[], Answer]) -> None:
-        """Ask; `answers` yields the question's result once the bell has rung."""
+    def ask(self, topic: str, question: Callable[[], T], take: Callable[[T], None]) -> None:
+        """Ask; `take_answers` has the answer taken once the bell has rung."""
         if topic not in self._threads:
             self._threads[topic] = ThreadPool(1, "forebay-python-feed")
-        self._threads[topic].submit(question).add_done_callback(self._answered)
 
-    def _answered(self, answer: Future[Answer]) -> None:
-        self._answers.put(answer)
-        self._bell.ring()
+        def answered(answer: Future[T]) -> None:
+            self._answers.put((take, answer))
+            self._bell.ring()
 
-    def answers(self) -> Iterator[Answer]:
-        """The available answers. Raises what the questions raise."""
+        self._threads[topic].submit(question).add_done_callback(answered)
+
+    def take_answers(self) -> None:
+        """Those that are there. Raises what the questions raise."""
         while not self._answers.empty():
-            yield self._answers.get().result()
+            take, answer = self._answers.get()
+            take(answer.result())
 
     def stop(self) -> None:
         """Ask no more. Each thread ends once its question is answered, or the feed is closed."""
