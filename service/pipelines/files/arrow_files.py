@@ -131,24 +131,20 @@ def _inspect(source: ByteSource, options: Options) -> Facts:
     source.plan(())
     messages = _Messages(source, options)
     with contextlib.closing(messages.file):
-        return _facts(messages, path, options)
-
-
-def _facts(messages: _Messages, path: str, options: Options) -> Facts:
-    rows = messages.rows.tolist()
-    if not sum(rows):  # its writer may not know its types
-        return Facts(0, dict_of({}))
-    columns = wanted(path, columns_of(path, messages.schema, options), options)
-    strict = [one for one in columns if not one.takes_nulls]
-    names = {one.keys[0] for one in strict}
-    for number in messages.doubtful.tolist() if strict else ():
-        batch = messages.batch(number, names)
-        if options.get("nulls") == "drop":
-            rows[number] = without_nulls(batch, strict).num_rows
-            continue
-        for column in strict:
-            [*column.components(batch.column(column.keys[0]))]
-    return facts_of(columns, rows, int(messages.rows.sum()))
+        rows = messages.rows.tolist()
+        if not sum(rows):  # its writer may not know its types
+            return Facts(0, dict_of({}))
+        columns = wanted(path, columns_of(path, messages.schema, options), options)
+        strict = [one for one in columns if not one.takes_nulls]
+        names = {one.keys[0] for one in strict}
+        for number in messages.doubtful.tolist() if strict else ():
+            batch = messages.batch(number, names)
+            if options.get("nulls") == "drop":
+                rows[number] = without_nulls(batch, strict).num_rows
+                continue
+            for column in strict:
+                [*column.components(batch.column(column.keys[0]))]
+        return facts_of(columns, rows, int(messages.rows.sum()))
 
 
 class ArrowRows(RowGroups):

@@ -262,11 +262,7 @@ def chosen(path: str, there: Sequence[str], options: Options) -> list[str]:
 
 def is_utf8(text: str) -> bool:
     """Whether it can be written: names of files and members may have other bytes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return text == text.encode(errors="ignore").decode()
 
 
 def few(names: Sequence[str]) -> str:

@@ -46,7 +46,9 @@ def found(first: str, places: Sequence[str], partitioning: Any) -> Partitions:
     is as in pyarrow.parquet.read_table. Raises InvalidArgument."""
     if partitioning is None or (partitioning == "hive" and not any("=" in one for one in places)):
         return Partitions()
-    dataset, filesystem = _modules(first)
+    pyarrow(first)
+    from pyarrow import dataset, fs
+
     options = dataset.FileSystemFactoryOptions(partition_base_dir="", exclude_invalid_files=False)
     try:
         if partitioning == "hive":
@@ -58,7 +60,7 @@ def found(first: str, places: Sequence[str], partitioning: Any) -> Partitions:
         else:
             options.partitioning = partitioning
         factory = dataset.FileSystemDatasetFactory(
-            filesystem.LocalFileSystem(), [*places], dataset.ParquetFileFormat(), options
+            fs.LocalFileSystem(), [*places], dataset.ParquetFileFormat(), options
         )  # it opens none of them
         schema = factory.inspect(fragments=0)
         expressions = [one.partition_expression for one in factory.finish(schema).get_fragments()]
@@ -79,13 +81,6 @@ def of_types(named: str, schema: Any, values: Iterable[Mapping[str, Any]]) -> Pa
         {one.name: one.nodes[one.keys] for one in columns},
         [{one.name: _plain(one, keys.get(one.name)) for one in columns} for keys in values],
     )
-
-
-def _modules(path: str) -> Any:
-    pyarrow(path)
-    from pyarrow import dataset, fs
-
-    return dataset, fs
 
 
 def _plain(column: ArrowColumn, value: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ...errors import InvalidArgument, NotFound
 from ..files import manifest, mds, record_index
+from ..files.formats import is_utf8
 from ..files.known_formats import format_names, guessed, in_directory, suffixes_of
 from ..files.manifest import FileEntry
 from ..files.stores import is_url
@@ -119,9 +120,7 @@ def _given(files: Any) -> list[str]:
 
 def require_utf8(path: str) -> None:
     """Raises InvalidArgument."""
-    try:
-        os.path.abspath(path).encode()
-    except UnicodeEncodeError as error:
+    if not is_utf8(os.path.abspath(path)):
         raise InvalidArgument(
             f"{path!r} has bytes that are no UTF-8 in its name or its directory's: rename it"
-        ) from error
+        )

@@ -12,7 +12,7 @@ import io
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -77,8 +77,14 @@ def found(files: Any, named: str | None, options: dict[str, Any]) -> Table | Non
     elif not os.path.exists(path := os.path.abspath(path)):
         raise NotFound(f"{path} is not there")
     read = {"delta": _delta, "iceberg": _iceberg, "lance": _lance}[named]
-    with _errors_named(path, named):
+    try:
         table = read(path, options)
+    except ForebayError:
+        raise
+    except Exception as error:
+        raise FailedPrecondition(
+            f"{path} cannot be read as format={named!r} ({type(error).__name__}: {error!s:.300})"
+        ) from error
     if not table.files:
         raise InvalidArgument(f"{path} has no files: give a table that has rows")
     return table
@@ -217,15 +223,3 @@ def _refusal(path: str, what: str) -> FailedPrecondition:
         f"{path} {what}, and files are read as they are: rewrite the table, or register files that "
         "you write of it"
     )
-
-
-@contextlib.contextmanager
-def _errors_named(path: str, kind: str) -> Iterator[None]:
-    try:
-        yield
-    except ForebayError:
-        raise
-    except Exception as error:
-        raise FailedPrecondition(
-            f"{path} cannot be read as format={kind!r} ({type(error).__name__}: {error!s:.300})"
-        ) from error

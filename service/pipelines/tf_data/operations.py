@@ -13,9 +13,7 @@ from collections.abc import Mapping
 
 from ...proto import graph_pb2 as pb
 from .graphs import bodies, node_name, where
-from .source_walk import EMPTY_FILE_NAMES
-
-_CACHES = {"CacheDataset": 1, "CacheDatasetV2": 1}  # the input that names a file to write; "": none
+from .source_walk import names_no_file
 
 
 @functools.cache
@@ -42,9 +40,8 @@ def forbidden(graph: bytes) -> str:
 def _why_not(node: pb.NodeDef, nodes: Mapping[str, pb.NodeDef]) -> str:
     if node.op not in _allowed():
         return "is not an operation that keeps to itself"
-    if node.op in _CACHES:
-        named = nodes.get(node_name([*node.input, "", ""][_CACHES[node.op]]), pb.NodeDef())
-        constant = named.attr["value"].tensor.SerializeToString()
-        if named.op != "Const" or constant not in EMPTY_FILE_NAMES:
+    if node.op in ("CacheDataset", "CacheDatasetV2"):
+        name = node_name([*node.input, "", ""][1])
+        if not names_no_file(nodes.get(name, pb.NodeDef())):
             return "writes a file, or may: only a cache in memory is known not to"
     return ""

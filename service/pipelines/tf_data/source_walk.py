@@ -93,7 +93,7 @@ _COUNT_INPUTS = {"Repeat": 1, "ShuffleAndRepeat": 4}
 
 _ENDLESS_REPEAT = (("Repeat", -1),)
 
-EMPTY_FILE_NAMES = {b"\x08\x07\x12\x00", b"\x08\x07\x12\x00B\x00"}  # TensorProtos of ""
+_EMPTY_FILE_NAMES = {b"\x08\x07\x12\x00", b"\x08\x07\x12\x00B\x00"}  # TensorProtos of ""
 
 
 class SourceWalk:
@@ -207,17 +207,12 @@ class SourceWalk:
         """Why a dataset cannot work on a part of the splits; empty if it can."""
         if kind == "GlobalShuffle":
             return "reads its input by index. Write shuffle(…) instead"
-        if kind == "Cache":
-            name = self._graph.producer(node.input[1])
-            if (
-                name.op != "Const"
-                or name.attr["value"].tensor.SerializeToString() not in EMPTY_FILE_NAMES
-            ):
-                return (
-                    "keeps only a part of the elements in its file, those of one worker's splits, "
-                    "which whoever finds the file takes for his own. Cache in memory, or where "
-                    "you read"
-                )
+        if kind == "Cache" and not names_no_file(self._graph.producer(node.input[1])):
+            return (
+                "keeps only a part of the elements in its file, those of one worker's splits, "
+                "which whoever finds the file takes for his own. Cache in memory, or where "
+                "you read"
+            )
         return ""
 
     def _fact(self, tensor: str) -> Any:
@@ -284,6 +279,13 @@ class SourceWalk:
     def _is_tensor(self, reading: _Lineage) -> bool:
         sources = [self.sources[n].node.op for group in reading.sources for n in group]
         return len(reading.sources) == 1 and set(sources) == {"TensorDataset"}
+
+
+def names_no_file(name: pb.NodeDef) -> bool:
+    """Whether a cache whose file this node names has none, and is in memory."""
+    return name.op == "Const" and (
+        name.attr["value"].tensor.SerializeToString() in _EMPTY_FILE_NAMES
+    )
 
 
 def kind_of(node: pb.NodeDef) -> str:
