@@ -199,7 +199,7 @@ class _Grouping(Walk):
         self._path = path
 
     def _begin(self) -> None:
-        self._kinds: dict[tuple[str, ...], SampleKind] = {}
+        self._kinds: list[SampleKind] = []
         self._of_keys: dict[str, SampleKind] = {}
         self._of_each = array("H")
         self._numbers: dict[tuple[str, ...], int] = {}  # of kinds
@@ -239,18 +239,17 @@ class _Grouping(Walk):
         if self._key is None:
             return
         extensions = tuple(sorted(self._extensions))
-        kind = self._kinds.get(extensions)
-        if kind is None:
-            if len(self._kinds) == MOST_KINDS:
+        number = self._numbers.setdefault(extensions, len(self._kinds))
+        if number == len(self._kinds):
+            if number == MOST_KINDS:
                 raise InvalidArgument(
                     f"{self._path} has samples of more than {MOST_KINDS} different sets of "
                     f"extensions, such as {few(extensions)}. {_ADVICE}"
                 )
-            kind = SampleKind([*map(os.fsencode, extensions)], self.samples)
-            self._numbers[extensions] = len(self._kinds)
-            self._kinds[extensions] = kind
+            self._kinds.append(SampleKind([*map(os.fsencode, extensions)], self.samples))
+        kind = self._kinds[number]
         kind.samples += 1
-        self._of_each.append(self._numbers[extensions])
+        self._of_each.append(number)
         if self._of_keys.setdefault(self._key, kind) is not kind:
             raise InvalidArgument(
                 f"{self._path} is in the wrong order: members of sample {self._key!r:.100} do not "
@@ -303,7 +302,7 @@ class _Grouping(Walk):
 
     def said(self) -> bytes:
         of_each = self._of_each.tobytes() if len(self._kinds) > 1 else b""
-        return msgspec.msgpack.encode(SampleKinds([*self._kinds.values()], of_each, self._left_out))
+        return msgspec.msgpack.encode(SampleKinds(self._kinds, of_each, self._left_out))
 
 
 class _Member(tarfile.TarInfo):
@@ -414,12 +413,11 @@ class TarShard(record_index.FileOfRecords):
         }
         super().__init__(source, options, _Grouping(source.path))
         if isinstance(self._file, record_index.RecordIndex) and "whole" in options:
-            self._leave_out_lacking(_kinds(self._file.said(), self._file.records))
-
-    def _leave_out_lacking(self, samples: SampleKinds) -> None:
-        whole = [lack is None for lack in samples.lacking(self._columns, self._fill)]
-        if not all(whole):
-            self._samples = np.flatnonzero(np.array(whole)[np.frombuffer(samples.of_each, "<u2")])
+            samples = _kinds(self._file.said(), self._file.records)
+            whole = [lack is None for lack in samples.lacking(self._columns, self._fill)]
+            if not all(whole):
+                of_each = np.frombuffer(samples.of_each, "<u2")
+                self._samples = np.flatnonzero(np.array(whole)[of_each])
 
     def take(self, records: Ints) -> Block:
         columns: dict[str, list[bytes]] = {name: [] for name in self._columns}

@@ -303,18 +303,15 @@ def _taken(value: Any, dtype: np.dtype[Any]) -> Array | None:
 _WIDE: dict[type, str] = {int: "float64", float: "float64", complex: "complex128"}
 
 
+_PLAIN: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "c": {int, float, complex}}
+"""By the kind of dtype; others are floats."""
+
+
 def _plain(dtype: np.dtype[Any]) -> set[type]:
     """The Python types of numbers that fit an array of this dtype."""
-    match dtype.kind:
-        case "b":
-            return {bool}
-        case "i" | "u":
-            return {int}
-        case "c":
-            return {int, float, complex}
-        case "V" if dtype.name.startswith(("int", "uint")):  # ml_dtypes' own; below are floats
-            return {int}
-    return {int, float}
+    if dtype.kind == "V" and dtype.name.startswith(("int", "uint")):  # ml_dtypes' own
+        return {int}
+    return _PLAIN.get(dtype.kind, {int, float})
 
 
 _WRAPS = np.lib.NumpyVersion(np.__version__) < "2.0.0"

@@ -48,6 +48,18 @@ def text(node: pb.NodeDef) -> str | None:
         return None
 
 
+def element_types(dataset: pb.NodeDef) -> tuple[pb.AttrValue, pb.AttrValue]:
+    """The dtypes and shapes of a dataset's components."""
+    types, shapes = pb.AttrValue(), pb.AttrValue()
+    attrs = {"output_types": types, "Toutput_types": types, "output_shapes": shapes}
+    for name in attrs.keys() & dataset.attr.keys():
+        attrs[name].MergeFrom(dataset.attr[name])
+    if not types.list.type:  # files of records or lines
+        types.list.type.append(STRING)
+        shapes.list.shape.add()
+    return types, shapes
+
+
 def serialized(kind: int, tensor: Any) -> bytes:
     """An array or bytes, of this DataType, as tf.io.serialize_tensor writes it."""
     proto = pb.TensorProto(dtype=kind)

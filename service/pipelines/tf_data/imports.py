@@ -14,6 +14,7 @@ from tensorflow.python.ops import gen_dataset_ops
 
 from ...proto import graph_pb2 as pb
 from ...save_files import CHUNKS as CHUNKS_DIRECTORY
+from .constants import element_types
 from .graphs import isolate, node_name
 from .source_walk import CHUNKS
 
@@ -66,16 +67,13 @@ def options_of(serialized: bytes) -> Any:
 
 def output_specs(node: pb.NodeDef) -> tuple[Any, ...]:
     """The raw tensors that a dataset node yields (composites are variants there)."""
-    types = node.attr["output_types"].list.type or node.attr["Toutput_types"].list.type
-    shapes = node.attr["output_shapes"].list.shape
-    if not types:  # file readers
-        return (tf.TensorSpec([], tf.string),)
+    types, shapes = element_types(node)
     return tuple(
         tf.TensorSpec(
             None if shape.unknown_rank else [None if d.size < 0 else d.size for d in shape.dim],
             tf.dtypes.as_dtype(dtype),
         )
-        for dtype, shape in zip(types, shapes, strict=True)
+        for dtype, shape in zip(types.list.type, shapes.list.shape, strict=True)
     )
 
 

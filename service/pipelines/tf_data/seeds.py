@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ...proto import graph_pb2 as pb
-from .constants import INT32, INT64, STRING, constant
+from .constants import INT32, INT64, constant, element_types
 from .graphs import Body, Graph, all_nodes, bodies, called_functions, references, where
 
 KEY = "forebay/key:0"
@@ -310,29 +310,19 @@ def _is_seeded_source(body: _Body, node: pb.NodeDef) -> bool:
 
 
 def _number_elements(body: _Body, node: pb.NodeDef) -> bool:
-    """Zip a dataset's input with the numbers 0, 1, 2 …; False if its output types are unknown."""
+    """Zip a dataset's input with the numbers 0, 1, 2 …; False if a function's argument is it."""
     source = body.producer(node.input[0])
     if source is None:
         return False
-    types, shapes = pb.AttrValue(), pb.AttrValue()
-    types.list.type.extend(
-        source.attr["output_types"].list.type or source.attr["Toutput_types"].list.type
-    )
-    shapes.list.shape.extend(source.attr["output_shapes"].list.shape)
-    for name in ("output_types", "Toutput_types", "output_shapes"):
-        if name in source.attr and not source.attr[name].list.ByteSize():
-            del source.attr[name]  # reading the attribute has created it
-    if not types.list.type:
-        types.list.type.append(STRING)  # files of records or lines
-        shapes.list.shape.add()
-    of_numbers = pb.AttrValue(), pb.AttrValue()
-    of_numbers[0].list.type.append(INT64)
-    of_numbers[1].list.shape.add()
+    types, shapes = element_types(source)
+    of_number, scalar = pb.AttrValue(), pb.AttrValue()
+    of_number.list.type.append(INT64)
+    scalar.list.shape.add()
     bounds = [body.constant(bound) for bound in (0, 2**63 - 1, 1)]
-    specs = dict(zip(("output_types", "output_shapes"), of_numbers, strict=True))
+    specs = {"output_types": of_number, "output_shapes": scalar}
     numbers = body.add("RangeDataset", bounds, "handle", **specs)
-    types.list.type.append(INT64)
-    shapes.list.shape.add()
+    types.MergeFrom(of_number)
+    shapes.MergeFrom(scalar)
     specs = {"output_types": types, "output_shapes": shapes, "N": pb.AttrValue(i=2)}
     node.input[0] = body.add("ZipDataset", [node.input[0], numbers], "handle", **specs)
     return True

@@ -26,7 +26,7 @@ from ....journal.proto import events_pb2 as ev
 from ...errors import InvalidArgument, PipelineError, Unimplemented
 from ...proto import graph_pb2 as pb
 from ..splits import SHARD_HINT, Shard, SplitFeed, SplitRange
-from .constants import constant
+from .constants import constant, element_types
 from .graphs import Body, Graph
 from .pipeline import TfDataPipeline
 from .run import TfDataRun
@@ -140,9 +140,8 @@ def _put_skips(proto: pb.GraphDef, nothing: str) -> None:
 
 
 def _copy_types(dataset: pb.NodeDef, node: pb.NodeDef) -> None:
-    types = "output_types" if "output_types" in dataset.attr else "Toutput_types"
-    node.attr["output_types"].CopyFrom(dataset.attr[types])
-    node.attr["output_shapes"].CopyFrom(dataset.attr["output_shapes"])
+    for name, attr in zip(("output_types", "output_shapes"), element_types(dataset), strict=True):
+        node.attr[name].CopyFrom(attr)
 
 
 def _has_hint(graph: Graph, node: pb.NodeDef) -> bool:

@@ -49,16 +49,14 @@ class _Lineage(NamedTuple):
 
 
 _REFUSED = {
-    "ChooseFastestDataset": "it picks one of several inputs by their speed",
-    "ExperimentalChooseFastestDataset": "it picks one of several inputs by their speed",
-    "ChooseFastestBranchDataset": "it picks one of several branches by their speed",
-    "GroupByReducerDataset": "each worker would reduce its own elements of a group",
-    "ExperimentalGroupByReducerDataset": "each worker would reduce its own elements of a group",
-    "WeightedFlatMapDataset": "it reads its inputs by index",
-    "SnapshotDataset": "Splitting is not implemented for snapshot datasets",  # TensorFlow's words
-    "SnapshotDatasetV2": "Splitting is not implemented for snapshot datasets",
-    "GeneratorDataset": "a Python generator can only be run from its start",
+    "ChooseFastest": "it picks one of several inputs by their speed",
+    "ChooseFastestBranch": "it picks one of several branches by their speed",
+    "GroupByReducer": "each worker would reduce its own elements of a group",
+    "WeightedFlatMap": "it reads its inputs by index",
+    "Snapshot": "Splitting is not implemented for snapshot datasets",  # TensorFlow's words
+    "Generator": "a Python generator can only be run from its start",
 }
+"""Why a dataset passes no splits on, by its kind."""
 
 # Ops that yield one element for each input, so that pairs stay pairs. (A shuffle mixes pairs
 # without leases, too.) A cache is not among them: its next repetition leases nothing.
@@ -136,8 +134,8 @@ class SourceWalk:
         def enter(node: pb.NodeDef) -> None:
             if node.name in path:
                 raise InvalidGraph(f"the graph has a cycle through node {node.name!r}")
-            if node.op in _REFUSED:
-                raise not_splittable(node, _REFUSED[node.op])
+            if why := _REFUSED.get(kind_of(node)):
+                raise not_splittable(node, why)
             inputs = self._graph.dataset_inputs(node)
             if not inputs:
                 # TensorFlow writes a tree. A shared source would have two readers, which nothing
