@@ -123,7 +123,7 @@ class MdsShard(RandomAccessFile):
                 raise Damaged(f"it decompresses to more than {MOST_SHARD_BYTES} bytes: split it")
             source = Buffer(source.entry, stream.read(0, stream.size))
             self.held_bytes = source.size
-        self.source, self._packed = source, packed
+        self.source, self.packed = source, packed
         with _wrong_means_damaged():
             begin, size = self._read_header(source.path, options)
         super().__init__(source, (size - begin) / max(1, self.samples))
@@ -154,7 +154,7 @@ class MdsShard(RandomAccessFile):
             _column(path, *of) if of[0] in wanted else MdsColumn(of[0], of[2], "string", ())
             for of in columns
         ]
-        self._wanted = [names.index(name) for name in wanted]
+        self.wanted = [names.index(name) for name in wanted]
         self._sizes = struct.Struct(f"<{sum(column.size is None for column in self.columns)}I")
         return begin, size
 
@@ -168,7 +168,7 @@ class MdsShard(RandomAccessFile):
             len(records),
             tuple(
                 _component(self.columns[number], [values[number] for values in samples])
-                for number in self._wanted
+                for number in self.wanted
             ),
         )
 
@@ -197,17 +197,6 @@ class MdsShard(RandomAccessFile):
             if shape is None:
                 return {"tensor": dtype, "shape": [None] * array.ndim}
         return {"tensor": dtype or "float32", "shape": [*(shape or ())]}
-
-    def inspected(self) -> Facts:
-        """Raises Damaged."""
-        columns = [self.columns[number] for number in self._wanted]
-        with _wrong_means_damaged():
-            return Facts(
-                self.samples,
-                dict_of({one.name: self.node(one) for one in columns}),
-                cuts=(0, self.samples) if self._packed else (),
-                packed=self._packed,
-            )
 
     def close(self) -> None:
         self._opened.close()
@@ -247,7 +236,15 @@ def _array(column: MdsColumn, data: bytes) -> Array:
 
 
 def _inspect(source: ByteSource, options: Options) -> Facts:
-    return MdsShard(source, options).inspected()
+    shard = MdsShard(source, options)
+    columns = [shard.columns[number] for number in shard.wanted]
+    with _wrong_means_damaged():
+        return Facts(
+            shard.samples,
+            dict_of({one.name: shard.node(one) for one in columns}),
+            cuts=(0, shard.samples) if shard.packed else (),
+            packed=shard.packed,
+        )
 
 
 def shards_of(index: str, options: Options | None = None) -> list[str]:
