@@ -160,7 +160,8 @@ class PythonRun:
         for instruction in instructions:
             match instruction:
                 case StartRun(slot, first, count, start):
-                    self._busy[slot] = self._begin(first, count, start)
+                    child = self._busy[slot] = self._free_child()
+                    child.run(first, count, start, self._seed, awaited=self._is_awaited)
                 case EndLate(slot):
                     self._busy[slot].end()
                 case Ask():
@@ -171,11 +172,6 @@ class PythonRun:
                     splits.made(splits.count)
                 case Warn(text):
                     log.warning("%s", text)
-
-    def _begin(self, first: int, count: int, start: int) -> PythonChild:
-        child = self._free_child()
-        child.run(first, count, start, self._seed, awaited=self._is_awaited)
-        return child
 
     def _free_child(self) -> PythonChild:
         while self._idle:
