@@ -9,41 +9,33 @@ leaves, and None is None.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ...block_limits import TYPES
 from ...errors import InvalidArgument
-from .inferred import Node, is_unicode
+from .inferred import Node, nested
 
 _TEXT: tuple[Any, ...] = (str, bytes, object, "str", "bytes", "object", "string")
 
 
 def structure_of_spec(spec: Any) -> str:
     """Raises InvalidArgument, naming the place."""
-    return json.dumps(_node(spec, "element"), separators=(",", ":"))
+    return json.dumps(_node([spec], "element_spec: element"), separators=(",", ":"))
 
 
-def _node(spec: Any, path: str) -> Node:
+def _node(specs: Sequence[Any], path: str) -> Node:
+    """Of a single one."""
+    (spec,) = specs
     if spec is None or type(spec).__name__ == "NoneTensorSpec":
         return {"none": True}
-    if isinstance(spec, Mapping):
-        if odd := [key for key in spec if not is_unicode(key)]:
-            raise InvalidArgument(
-                f"element_spec: {path} has the key {odd[0]!r}, and only strings of Unicode can be "
-                "registered"
-            )
-        return {"dict": [[key, _node(spec[key], f"{path}[{key!r}]")] for key in sorted(spec)]}
-    if isinstance(spec, tuple):
-        if names := getattr(spec, "_fields", None):
-            named = zip(names, spec, strict=True)
-            fields = [[name, _node(part, f"{path}.{name}")] for name, part in named]
-            return {"named": type(spec).__name__, "fields": fields}
-        if len(spec) == 2 and _is_shape(spec[1]) and (name := _dtype(spec[0])) is not None:
-            return {"tensor": name, "shape": [*spec[1]]}
-        return {"tuple": [_node(part, f"{path}[{at}]") for at, part in enumerate(spec)]}
+    is_pair = type(spec) is tuple and len(spec) == 2 and _is_shape(spec[1])
+    if is_pair and (name := _dtype(spec[0])) is not None:
+        return {"tensor": name, "shape": [*spec[1]]}
+    if isinstance(spec, Mapping | tuple):
+        return nested(specs, path, _node)
     if (name := _dtype(spec)) is not None:
         return {"tensor": name, "shape": []}
     name, shape = _dtype(getattr(spec, "dtype", None)), getattr(spec, "shape", None)
@@ -55,7 +47,7 @@ def _node(spec: Any, path: str) -> Node:
         sizes = None
     if name is None or sizes is None or not _is_shape(sizes):
         raise InvalidArgument(
-            f"element_spec: {path} is {spec!r:.100}: give a dtype, or a dtype and a shape of a "
+            f"{path} is {spec!r:.100}: give a dtype, or a dtype and a shape of a "
             'known rank, such as ("uint8", (None, None, 3)), in dicts and tuples'
         )
     return {"tensor": name, "shape": sizes}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from ...block_limits import DTYPES, TYPES
 from ...blocks import Array, numpy_dtype
 from ...errors import InvalidArgument
 from ...proto import graph_pb2
+from ..files.formats import is_utf8
 from .columns import LISTS, MASKED, ONE_TENSOR, Field, Misfit, column_of, is_masked, kinds_of, said
 
 Node = dict[str, Any]
@@ -37,19 +38,26 @@ def _node(elements: Sequence[Any], path: str) -> Node:
             f"{path} differs among the first elements, {first!r:.80} …: yield the same dicts, "
             "tuples and types, or give element_spec"
         )
+    return nested(elements, path, _node)
+
+
+def nested(alike: Sequence[Any], path: str, inner: Callable[[Sequence[Any], str], Node]) -> Node:
+    """The structure of dicts or tuples that are `alike`; `inner` is of their members. Raises
+    InvalidArgument."""
+    first = alike[0]
     if isinstance(first, Mapping):
-        if odd := [key for key in first if not is_unicode(key)]:
+        if odd := [k for k in first if not (isinstance(k, str) and is_utf8(k))]:
             raise InvalidArgument(
                 f"{path} has the key {odd[0]!r}, and only strings of Unicode can be registered"
             )
         keys = sorted(first)
-        return {"dict": [[k, _node([e[k] for e in elements], f"{path}[{k!r}]")] for k in keys]}
-    columns = [*zip(*elements, strict=True)]
+        return {"dict": [[k, inner([e[k] for e in alike], f"{path}[{k!r}]")] for k in keys]}
+    columns = [*zip(*alike, strict=True)]
     if names := getattr(first, "_fields", None):
         named = zip(names, columns, strict=True)
-        fields = [[name, _node(column, f"{path}.{name}")] for name, column in named]
+        fields = [[name, inner(column, f"{path}.{name}")] for name, column in named]
         return {"named": type(first).__name__, "fields": fields}
-    return {"tuple": [_node(column, f"{path}[{i}]") for i, column in enumerate(columns)]}
+    return {"tuple": [inner(column, f"{path}[{i}]") for i, column in enumerate(columns)]}
 
 
 def _leaf(leaves: Sequence[Any], path: str) -> Node:
@@ -101,10 +109,6 @@ def _array(leaf: Any, path: str) -> Array:
 def _no_tensor(path: str, leaf: Any) -> InvalidArgument:
     items = ", ".join([*map(said, itertools.islice(leaf, 5)), *["…"] * (len(leaf) > 5)])
     return InvalidArgument(f"{path} is a list of {items}{ONE_TENSOR}")
-
-
-def is_unicode(key: Any) -> bool:
-    return isinstance(key, str) and key == key.encode(errors="ignore").decode()
 
 
 def _is_text(array: Any) -> bool:
