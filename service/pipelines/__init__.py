@@ -22,37 +22,16 @@ from ..proto import tf_service_pb2 as tf
 from ..proto.python_pb2 import PythonDataset
 from ..user_metrics import Totals
 from .definitions import files_of, has_no_code
-from .splits import PARTS, MaySkip, Shard, SkipReport, SplitFeed, SplitRange
+from .splits import PARTS as PARTS
+from .splits import MaySkip as MaySkip
+from .splits import Shard as Shard
+from .splits import SkipReport as SkipReport
+from .splits import SplitFeed as SplitFeed
+from .splits import SplitRange as SplitRange
 from .tf_data.data_roots import confined, require_below
 
 if TYPE_CHECKING:
     from .python.fork_server import ForkServers
-
-__all__ = [
-    "PARTS",
-    "Chunk",
-    "MaySkip",
-    "Pipeline",
-    "PythonRules",
-    "Run",
-    "Shard",
-    "SkipReport",
-    "SplitFeed",
-    "SplitRange",
-    "bundles_at_once",
-    "chunk_opener",
-    "forget_idle",
-    "fork_servers",
-    "has_tensorflow",
-    "hide_gpus",
-    "load",
-    "open_pipeline",
-    "open_saved",
-    "processes_of",
-    "response_maker",
-    "warm_up",
-    "without_keras",
-]
 
 
 class PythonRules(NamedTuple):
