@@ -13,7 +13,6 @@ return every large buffer to the system at once. Each batch would then fault in 
 
 from __future__ import annotations
 
-import enum
 import itertools
 import threading
 from collections import deque
@@ -71,7 +70,7 @@ class TracedGraph:
         self.most_at_once = max(1, min(sizes, default=ENDLESS))
         self.component_specs = output_specs(parsed.dataset)
         self.calls_functions = calls_functions(parsed)
-        self._state = _state_of(parsed)
+        self._is_stateful, self._calls_stateful = _states_of(parsed)
         # Set the options again: those from below an endless repeat don't pass its gate.
         options = options_of(walk.options if walk else b"")
         if options.deterministic is False:
@@ -120,9 +119,7 @@ class TracedGraph:
         rewriting = options.experimental_optimization
         rewritten = rewriting.apply_default_optimizations is not False
         rewritten &= rewriting.noop_elimination is not False
-        return self._state == _GraphState.NONE or (
-            self._state == _GraphState.IN_FUNCTIONS and rewritten
-        )
+        return not self._is_stateful and (rewritten or not self._calls_stateful)
 
     def close(self) -> None:
         """Free TensorFlow's resources. Idempotent. No run may still use it."""
@@ -146,10 +143,11 @@ class LoadedGraph:
         self.per_element = per_element if asked and isinstance(asked[0], _Feed) else 0
         if self.per_element:
             cast(_Feed, asked[0]).strand.records = True
-        self._numbers = _number(asked)
+        first = next(_first_numbers)
+        self._numbers = range(first, first + len(asked))
+        _asked.update(zip(self._numbers, asked, strict=True))
         try:
-            first = tf.constant(self._numbers.start, tf.int64)
-            self.variant, *self._tables = call_unoptimized(build, first)
+            self.variant, *self._tables = call_unoptimized(build, tf.constant(first, tf.int64))
         except BaseException:
             self.close()
             raise
@@ -182,18 +180,7 @@ class LoadedGraph:
 _asked: dict[int, Any] = {}
 """The _Feeds, _Gates and Watches that this process's pipelines call, by unique numbers."""
 
-_next_number = 0
-_numbering = threading.Lock()
-
-
-def _number(asked: Sequence[_Feed | _Gate | Watch]) -> range:
-    """Give them consecutive numbers."""
-    global _next_number
-    with _numbering:
-        numbers = range(_next_number, _next_number + len(asked))
-        _next_number = numbers.stop
-        _asked.update(zip(numbers, asked, strict=True))
-    return numbers
+_first_numbers = itertools.count(0, 1 << 32)  # of each run, whose numbers are consecutive
 
 
 def _gate(number: Tensor, callbacks: list[Callable[..., Any]]) -> Tensor:
@@ -428,20 +415,13 @@ def _integers(
 _HARMLESS = {"Assert", "Case", "If", "PrintV2", "StatefulPartitionedCall", "While"}
 
 
-class _GraphState(enum.Enum):
-    """Where a graph has state besides its datasets, which every run makes anew."""
-
-    NONE = enum.auto()
-    IN_FUNCTIONS = enum.auto()  # random numbers, for instance
-    IN_GRAPH = enum.auto()  # or in tables, which have names
-
-
-def _state_of(graph: Graph) -> _GraphState:
+def _states_of(graph: Graph) -> tuple[bool, bool]:
+    """Whether a graph has state besides its datasets, which every run makes anew: in itself, or in
+    tables, which have names; and in functions, such as that of random numbers."""
     nodes = [node.op for node in graph.proto.node if node is not graph.result]
     functions = [node.op for f in graph.proto.library.function for node in f.node_def]
-    if any(map(_has_state, nodes)) or any(op in TABLES for op in functions):
-        return _GraphState.IN_GRAPH
-    return _GraphState.IN_FUNCTIONS if any(map(_has_state, functions)) else _GraphState.NONE
+    in_graph = any(map(_has_state, nodes)) or not TABLES.isdisjoint(functions)
+    return in_graph, any(map(_has_state, functions))
 
 
 def _has_state(op: str) -> bool:
