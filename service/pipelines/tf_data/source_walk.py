@@ -164,7 +164,8 @@ class SourceWalk:
             self.sources.append(SourceNode(node, whole=whole))
             return _Lineage([] if whole else [[len(self.sources) - 1]], ())
         kind = kind_of(node)
-        if kind in _COUNT_INPUTS and self._fact(node.input[_COUNT_INPUTS[kind]]) != 1:
+        times = self._fact(node.input[_COUNT_INPUTS[kind]]) if kind in _COUNT_INPUTS else 1
+        if times != 1:
             self.repeats.append(node)
         if kind == "DirectedInterleave":
             self.choices.append(node)
@@ -197,7 +198,7 @@ class SourceWalk:
             places = [place + arguments * (place > 0) for place in _RULES[kind]]
             extent = [self._fact(data[place]) for place in places]
         # A cache repeats without leases, on each worker its own elements.
-        if _is_endless(kind, node, self._graph) and not _has_cache(changes):
+        if isinstance(times, int) and times < 0 and not _has_cache(changes):
             self._below.append((node, [n for group in sources for n in group]))
         return _Lineage(sources, (*changes, (kind, *extent)), once)
 
@@ -294,14 +295,6 @@ def kind_of(node: pb.NodeDef) -> str:
     for prefix in ("Experimental", "Legacy", "Parallel"):
         op = op.removeprefix(prefix)
     return op
-
-
-def _is_endless(kind: str, node: pb.NodeDef, graph: Graph) -> bool:
-    place = _COUNT_INPUTS.get(kind)
-    if place is None or place >= len(node.input):
-        return False
-    times = constant(graph.producer(node.input[place]))
-    return times is not None and times.value is not None and times.value < 0
 
 
 def _has_cache(changes: Any) -> bool:
