@@ -23,7 +23,6 @@ from ..files.reading import FileRecords
 from ..files.stores import is_url, require_options
 from ..files.streams import UNCOUNTED
 from ..files.tokens import tokens_of
-from ..python.given_specs import structure_of_spec
 from ..python.inferred import element_spec_of, inferred
 from . import tables
 from .file_paths import Paths, require_utf8, resolved
@@ -32,12 +31,12 @@ from .functions import (
     ON_ERROR,
     PythonDataset,
     package_names,
-    request_of,
     require_expressible,
     require_failure_rules,
+    stored_of,
+    structure_of,
 )
 from .inspected_files import inspected
-from .other_splits import widened
 
 log = logging.getLogger(__name__)
 
@@ -160,13 +159,9 @@ def definition(
     request.sources.add(count=len(of_files.cuts) - 1)
     if map is None:
         structure = of_files.structure
-    elif element_spec is None:
-        structure = _mapped_structure(stored)
         require_expressible(structure)
-        structure = widened(request, structure, map)
     else:
-        structure = structure_of_spec(element_spec)
-    require_expressible(structure)
+        structure = structure_of(request, element_spec, map, lambda: _mapped_structure(stored))
     if one_to_one and on_error != "skip" and count:
         request.lengths.extend(np.diff(of_files.cuts).tolist())
     request.structure = structure
@@ -287,8 +282,7 @@ def _stored(
     """Raises InvalidArgument."""
     stored, needed = python_pb2.PythonDataset(), package_names(packages)
     if function is not None:
-        made = request_of(PythonDataset(function, None, packages=needed), None)
-        stored.ParseFromString(made.python)
+        stored = stored_of(PythonDataset(function, None, packages=needed))
     elif needed:
         raise InvalidArgument(f"packages={[*needed]} are for `map`, which is not given")
     stored.files = of_files.encode()

@@ -7,8 +7,7 @@ import glob
 import inspect
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -218,7 +217,9 @@ def definition(dataset: PythonDataset) -> pb.RegisterDatasetRequest:
     """What is registered of a function of splits. Without an element_spec, calls the function.
     Raises InvalidArgument, and the function's errors."""
     request = request_of(dataset, listed(dataset.splits))
-    request.structure = structure_of(request, dataset)
+    request.structure = structure_of(
+        request, dataset.element_spec, dataset.function, lambda: inferred(first_elements(request))
+    )
     request.metadata = encode_metadata(element_spec_of(request.structure), UNKNOWN_CARDINALITY)
     return request
 
@@ -238,15 +239,17 @@ def _lengths(dataset: PythonDataset, splits: int) -> list[int]:
     return [int(n) for n in given]
 
 
-def structure_of(request: pb.RegisterDatasetRequest, dataset: PythonDataset) -> str:
-    """The structure of what the function yields."""
-    if dataset.element_spec is not None:
-        structure = structure_of_spec(dataset.element_spec)
-        require_expressible(structure)
-        return structure
-    structure = inferred(first_elements(request))
+def structure_of(
+    request: pb.RegisterDatasetRequest, element_spec: Any, function: Any, infer: Callable[[], str]
+) -> str:
+    """The structure of what the function yields, by its element_spec if it is given. Raises
+    InvalidArgument, and what `infer` raises."""
+    if is_given := element_spec is not None:
+        structure = structure_of_spec(element_spec)
+    else:
+        structure = infer()
     require_expressible(structure)
-    return widened(request, structure, dataset.function)
+    return structure if is_given else widened(request, structure, function)
 
 
 def require_expressible(structure: str) -> None:
@@ -272,8 +275,12 @@ def require_few_components(components: int) -> None:
 
 
 def first_elements(request: pb.RegisterDatasetRequest) -> list[Any]:
-    """Elements of the first non-empty split. Raises InvalidArgument, and the function's errors."""
-    with unpickled(request) as (function, splits):
+    """Elements of the first non-empty split, by a copy of the function, as a worker has it: calling
+    it does not change what is registered. Raises InvalidArgument, and the function's errors."""
+    stored = python_pb2.PythonDataset.FromString(request.python)
+    function, splits = pickles.loads(stored.function, stored.splits)
+    getattr(function, "setup", _nothing)()
+    try:
         for split in splits[:LOOKED_AT]:
             try:
                 elements = iterated(function(split))
@@ -281,6 +288,8 @@ def first_elements(request: pb.RegisterDatasetRequest) -> list[Any]:
                 raise InvalidArgument(f"split {split!r:.100}: {misfit}") from None
             if found := list(itertools.islice(elements, LOOKED_AT)):
                 return found
+    finally:
+        getattr(function, "teardown", _nothing)()
     if not len(splits):
         raise InvalidArgument(
             "there are no splits, so it is not known what elements are: give splits that are "
@@ -292,32 +301,33 @@ def first_elements(request: pb.RegisterDatasetRequest) -> list[Any]:
     )
 
 
-@contextmanager
-def unpickled(request: pb.RegisterDatasetRequest) -> Iterator[tuple[Callable[..., Any], Any]]:
-    """A copy of the function, after `setup()`, and of its splits, as a worker has them. Calling it
-    does not change what is registered. The splits are () for a function of records."""
-    stored = python_pb2.PythonDataset.FromString(request.python)
-    function, *splits = pickles.loads(stored.function, *filter(None, [stored.splits]))
-    getattr(function, "setup", _nothing)()
-    try:
-        yield function, splits[0] if splits else ()
-    finally:
-        getattr(function, "teardown", _nothing)()
-
-
 def _nothing() -> None: ...
 
 
 def request_of(
-    dataset: PythonDataset, splits: Sequence[Any] | None, structure: str = ""
+    dataset: PythonDataset, splits: Sequence[Any], structure: str = ""
 ) -> pb.RegisterDatasetRequest:
-    """The request without metadata. `splits` is None for a function of records. Raises
+    """The request without metadata. Raises InvalidArgument."""
+    stored = stored_of(dataset, splits)
+    request = pb.RegisterDatasetRequest(
+        python=stored.SerializeToString(deterministic=True),
+        structure=structure,
+        lengths=stored.lengths,
+    )
+    request.sources.add(count=len(splits))
+    return request
+
+
+def stored_of(
+    dataset: PythonDataset, splits: Sequence[Any] | None = None
+) -> python_pb2.PythonDataset:
+    """A function with its options, and its splits if it is not one of records. Raises
     InvalidArgument."""
     versions = {name: package_version(name) or "" for name in ("cloudpickle", *dataset.packages)}
     if missing := [name for name, version in versions.items() if not version]:
         raise InvalidArgument(f"packages={[*dataset.packages]}: {missing} are not installed here")
     with pickles.by_value():
-        stored = python_pb2.PythonDataset(
+        return python_pb2.PythonDataset(
             function=_pickled(dataset.function, marks_generators=True),
             splits=b"" if splits is None else _pickled(splits),
             python=python_version(),
@@ -328,13 +338,6 @@ def request_of(
             inferred=splits is not None and dataset.element_spec is None,
             lengths=() if splits is None else _lengths(dataset, len(splits)),
         )
-    request = pb.RegisterDatasetRequest(
-        python=stored.SerializeToString(deterministic=True), structure=structure
-    )
-    if splits is not None:
-        request.sources.add(count=len(splits))
-        request.lengths.extend(stored.lengths)
-    return request
 
 
 def _pickled(value: Any, **how: bool) -> bytes:
