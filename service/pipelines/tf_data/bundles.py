@@ -37,7 +37,7 @@ class BundleGraph:
         parsed = Graph(graph)
         walk = SourceWalk(parsed)
         require_bundles(walk)
-        self._sources = [source.node.name for source in walk.sources]
+        self._sources = {source.node.name for source in walk.sources}
         self.component_specs = output_specs(parsed.dataset)
         self.calls_functions = calls_functions(parsed)
         self.options = options_of(walk.options)
@@ -53,10 +53,16 @@ class BundleGraph:
 
     def dataset(self, first: Tensor, count: Tensor, key: Tensor) -> Any:
         """The dataset of the splits first … first + count − 1."""
-        proto, ranges = self._imported.proto, _Range(self._sources, first, count)
+
+        def stand_in(node: pb.NodeDef, operands: list[Tensor], source: Tensor) -> Tensor:
+            of_range = expansion(node, operands, source, output_specs(node))
+            return of_range(first, count)._variant_tensor
+
+        proto = self._imported.proto
         drawn = any(KEY in node.input for node in proto.node)
         given = {KEY: key} if drawn else {}
-        (variant,) = import_graph(proto, ranges, given, [self._imported.result])
+        results = [self._imported.result]
+        (variant,) = import_graph(proto, self._sources, stand_in, given, results)
         return dataset_ops._VariantDataset(variant, self.component_specs)
 
     def forget(self) -> None:
@@ -74,19 +80,6 @@ class BundleGraph:
             for handle in handles_of():
                 tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
         self._imported.close()
-
-
-class _Range:
-    """Sources that all yield the same range of splits."""
-
-    def __init__(self, names: list[str], first: Tensor, count: Tensor) -> None:
-        self.names = names
-        self._first = first
-        self._count = count
-
-    def dataset(self, node: pb.NodeDef, operands: list[Tensor], source: Tensor) -> Tensor:
-        of_range = expansion(node, operands, source, output_specs(node))
-        return of_range(self._first, self._count)._variant_tensor
 
 
 _NEED_POOL = {

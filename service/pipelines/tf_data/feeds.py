@@ -91,7 +91,8 @@ class TracedGraph:
                 GATE.format(name): _gate(after + i, self._callbacks)
                 for i, name in enumerate(repeats)
             }
-            variant, *rest = import_graph(isolated, feeds, gates, [result, *tables])
+            results = [result, *tables]
+            variant, *rest = import_graph(isolated, {*feeds.names}, feeds.dataset, gates, results)
             dataset = dataset_ops._VariantDataset(variant, self.component_specs)
             return [dataset.with_options(options)._variant_tensor, *rest]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Set
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import dataset_options_pb2, function_pb2, graph_pb2
@@ -77,13 +77,20 @@ def output_specs(node: pb.NodeDef) -> tuple[Any, ...]:
     )
 
 
+StandIn = Callable[[pb.NodeDef, list[Tensor], Tensor], Tensor]
+"""The variant of a dataset of a source's splits, by the source's node, operands and own variant."""
+
+
 def import_graph(
-    graph: pb.GraphDef, feeds: SourceStandIns, given: dict[str, Tensor], results: list[str]
+    graph: pb.GraphDef,
+    sources: Set[str],
+    stand_in: StandIn,
+    given: dict[str, Tensor],
+    results: list[str],
 ) -> list[Tensor]:
     """Import a graph into the function being traced, in two parts. First the sources and what they
     depend on. Then the rest, which reads from the stand-ins of the sources and from the tensors
     in `given`."""
-    sources = set(feeds.names)
     lower = _ancestors(graph, sources)
     parts = [pb.GraphDef(), pb.GraphDef()]
     for node in graph.node:
@@ -108,7 +115,7 @@ def import_graph(
     for node in parts[0].node:
         if node.name in sources:
             operands = [found[_tensor_name(i)] for i in node.input if not i.startswith("^")]
-            found[f"{node.name}:0"] = feeds.dataset(node, operands, found[f"{node.name}:0"])
+            found[f"{node.name}:0"] = stand_in(node, operands, found[f"{node.name}:0"])
 
     for node in parts[1].node:  # the first part is imported already
         kept = [i for i in node.input if not (i.startswith("^") and node_name(i) in lower)]
@@ -126,7 +133,7 @@ def import_part(graph: pb.GraphDef, mapped: dict[str, Tensor], wanted: list[str]
     )
 
 
-def _ancestors(graph: pb.GraphDef, names: set[str]) -> set[str]:
+def _ancestors(graph: pb.GraphDef, names: Iterable[str]) -> set[str]:
     nodes = {node.name: node for node in graph.node}
     found: set[str] = set()
     waiting = list(names)
@@ -140,16 +147,6 @@ def _ancestors(graph: pb.GraphDef, names: set[str]) -> set[str]:
 
 def _tensor_name(name: str) -> str:
     return name if ":" in name else f"{name}:0"
-
-
-class SourceStandIns(Protocol):
-    """Replaces a graph's sources."""
-
-    names: list[str]
-    """The nodes of the sources."""
-
-    def dataset(self, node: pb.NodeDef, operands: list[Tensor], source: Tensor) -> Tensor:
-        """The variant of a dataset of the source's splits."""
 
 
 def expansion(
