@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -108,7 +108,9 @@ class TracedGraph:
         """The dataset of one run. Raises TensorFlow's errors."""
         asked: list[_Feed | _Gate | Watch] = [Watch(path) for path in self._watched.values()]
         if feed is not None:
-            asked = [*_feeds(self._strands, feed), *[_Gate(feed, own) for own in self._repeats]]
+            shared = {strand: _Strand(feed, *strand) for strand in self._strands.values()}
+            feeds = [_Feed(shared[strand]) for strand in self._strands.values()]
+            asked = [*feeds, *[_Gate(feed, own) for own in self._repeats]]
         return LoadedGraph(self._build, asked, self._per_element)
 
     def may_be_shared(self, options: tf.data.Options) -> bool:
@@ -235,11 +237,6 @@ def _strands(
         first = number if source.leased_with is None else source.leased_with
         found[source.node.name] = (first, sources[first].endless)
     return found
-
-
-def _feeds(strands: Mapping[str, tuple[int, bool]], feed: SplitFeed) -> list[_Feed]:
-    made = {strand: _Strand(feed, *strand) for strand in strands.values()}
-    return [_Feed(made[strand]) for strand in strands.values()]
 
 
 class _Strand:
