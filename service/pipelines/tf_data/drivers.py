@@ -20,6 +20,7 @@ the step ends.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...errors import PipelineError
-from ..splits import SplitRange
+from ..splits import SplitFeed, SplitRange
 from .feeds import LoadedGraph
 from .queues import OwnedQueue
 from .split_files import Begun
@@ -188,6 +189,9 @@ class BundleDrivers:
         self._lock = threading.Lock()
         self._idle: list[BundleDriver] = []
         self._begun: list[BundleDriver] = []  # all drivers whose steps may still run
+
+    def load(self, feed: SplitFeed | None) -> contextlib.ExitStack:
+        return contextlib.ExitStack()  # nothing: all bundles share what the trace has
 
     def may_be_shared(self, loaded: object) -> bool:
         return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import threading
 import weakref
@@ -27,7 +26,7 @@ from .run import TfDataRun
 from .seeds import key_of
 from .split_files import Begun, naming_files
 from .split_sources import split_sources
-from .traces import BundleTrace, K, L, RunTrace, T, Traces
+from .traces import BundleTrace, K, RunTrace, T, Traces
 
 TRACES = Traces()
 """Of this process."""
@@ -72,7 +71,7 @@ class TfDataPipeline:
         def make() -> RunTrace:
             return self._trace(RunTrace, TracedGraph(self._graph, registered), BLOCK_BYTES)
 
-        trace, loaded, release = self._load(registered, make, lambda trace: trace.load(feed))
+        trace, loaded, release = self._load(registered, make, feed)
         source = LongRun(trace, loaded, release)
         self._long_runs.add(source)
         return TfDataRun(trace, source, explained=self._explained)
@@ -105,10 +104,7 @@ class TfDataPipeline:
             graph = BundleGraph(self._graph, self._sources)
             return BundleDrivers(self._trace(BundleTrace, graph, BUNDLE_BLOCK_BYTES))
 
-        def load(_: BundleDrivers) -> contextlib.ExitStack:
-            return contextlib.ExitStack()  # nothing: all bundles share what the trace has
-
-        drivers, _, release = self._load(self._sources, make, load, "bundles")
+        drivers, _, release = self._load(self._sources, make, kind="bundles")
         return drivers, release
 
     def _trace(
@@ -124,12 +120,12 @@ class TfDataPipeline:
         self,
         sources: Sequence[ev.SplitSource] | None,
         make: Callable[[], K],
-        load: Callable[[K], L],
+        feed: SplitFeed | None = None,
         kind: str = "",
-    ) -> tuple[K, L, Callable[[], None]]:
+    ) -> tuple[K, Any, Callable[[], None]]:
         known = None if sources is None else tuple(s.SerializeToString() for s in sources)
         try:
-            return TRACES.load((*self._key, known, kind), len(self._graph), make, load)
+            return TRACES.load((*self._key, known, kind), len(self._graph), make, feed)
         except tf.errors.OpError as error:
             raise self._explained(pipeline_error(error), {}) from error
 

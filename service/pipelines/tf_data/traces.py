@@ -45,7 +45,6 @@ KEPT_BYTES = 32 << 20  # limit of the kept traces' graphs; TensorFlow copies eac
 Tensor = Any
 T = TypeVar("T", bound="Trace")
 K = TypeVar("K", bound="Kept")
-L = TypeVar("L", bound="Loaded")
 
 STOP = QueueSpec(1, (tf.bool,), ((),))
 """The queue that a step waits for while it drives; see Driver."""
@@ -56,6 +55,9 @@ class Kept(Protocol):
 
     has_drivers: bool
 
+    def load(self, feed: SplitFeed | None, /) -> Any:
+        """What a run has of its own, to be closed. Raises TensorFlow's errors."""
+
     def may_be_shared(self, loaded: Any, /) -> bool:
         """Whether runs share nothing but the trace; `loaded` is any run's."""
 
@@ -64,12 +66,6 @@ class Kept(Protocol):
 
     def close(self) -> None:
         """Free TensorFlow's resources. No run may still use it."""
-
-
-class Loaded(Protocol):
-    """The resources that a run has of a trace."""
-
-    def close(self) -> None: ...
 
 
 class Trace:
@@ -354,17 +350,17 @@ class Traces:
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()  # the last used is last
 
     def load(
-        self, key: Hashable, size: int, make: Callable[[], K], load: Callable[[K], L]
-    ) -> tuple[K, L, Callable[[], None]]:
-        """The trace under `key`, which `make` creates if needed; what `load` makes of it for a run;
-        and a function to call when the run is over. `size` is the graph's, in bytes. Raises what
-        these functions raise.
+        self, key: Hashable, size: int, make: Callable[[], K], feed: SplitFeed | None
+    ) -> tuple[K, Any, Callable[[], None]]:
+        """The trace under `key`, which `make` creates if needed; what a run with this feed has of
+        it; and a function to call when the run is over. `size` is the graph's, in bytes. Raises
+        what making and loading the trace raise.
         """
         with self._lock:
             entry = self._entries.setdefault(key, _Entry(size))
             entry.users += 1
         trace: K | None = None
-        loaded: L | None = None
+        loaded: Any = None
 
         def release() -> None:
             if loaded is not None:
@@ -378,13 +374,13 @@ class Traces:
                 trace = cast("K | None", entry.kept)
                 if trace is None and entry.shared:
                     trace = make()
-                    loaded = load(trace)
+                    loaded = trace.load(feed)
                     entry.shared = trace.may_be_shared(loaded)
                     entry.kept = trace if entry.shared else None
             if trace is None:
                 trace = make()
             if loaded is None:
-                loaded = load(trace)
+                loaded = trace.load(feed)
         except BaseException:
             release()
             raise
