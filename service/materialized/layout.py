@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Self
 
 import google_crc32c
+import msgspec
 
 from ...storage.errors import Corrupt
 from ..errors import FailedPrecondition, NotFound
@@ -24,16 +24,14 @@ _SHARD = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class ComponentSpec:
+class ComponentSpec(msgspec.Struct, frozen=True):
     """A component of the elements: a dense tensor."""
 
     name: str  # its path in an element, such as image or 0.tokens.values
     dtype: str  # TensorFlow's name
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Which dataset is materialized, and how it is divided."""
 
     dataset_id: str
@@ -44,6 +42,7 @@ class Plan:
     structure: str  # of elements; service/structure.py
     element_spec: bytes  # as in TensorFlow's metadata
     components: list[ComponentSpec]
+    version: int = VERSION  # of plan.json
 
     def bundle(self, number: int) -> tuple[int, int]:
         """A bundle's first split, and its number of splits."""
@@ -69,20 +68,16 @@ class Plan:
         return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:8]
 
     def encode(self) -> bytes:
-        fields = asdict(self) | {"element_spec": base64.b64encode(self.element_spec).decode()}
-        return json.dumps({"version": VERSION, **fields}, indent=1).encode()
+        return msgspec.json.format(msgspec.json.encode(self), indent=1)
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> Self:
         """Raises Corrupt, FailedPrecondition."""
         try:
-            fields = json.loads(data)
-            version = fields.pop("version")
+            version = json.loads(data)["version"]
             if version == VERSION:
-                fields["element_spec"] = base64.b64decode(fields["element_spec"])
-                fields["components"] = [ComponentSpec(**c) for c in fields["components"]]
-                return cls(**fields)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+                return msgspec.json.decode(data, type=cls)
+        except (msgspec.MsgspecError, ValueError, TypeError, LookupError, RecursionError) as error:
             raise Corrupt(
                 f"{path} is damaged, or no plan of a materialized dataset ({error!r}); "
                 "materialize the dataset to a new directory"
