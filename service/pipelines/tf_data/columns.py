@@ -22,7 +22,7 @@ class ColumnCodec(Protocol):
 
     queued: list[tuple[Any, list[int]]]
     """(dtype, shape) of what `encode` returns."""
-    fixed_bytes: int | None
+    fixed_bytes: int | None = None
     """The size of every element's component, or None if they differ."""
 
     def encode(self, tensor: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -61,8 +61,6 @@ class Fixed(ColumnCodec):
 class Varying(ColumnCodec):
     """Shapes differ. Tensor and shape go through the queue as variants, which avoids a copy."""
 
-    fixed_bytes = None
-
     def __init__(self, spec: Any) -> None:
         self._dtype = spec.dtype
         self._carrier = carrier(spec.dtype)
@@ -92,8 +90,6 @@ class Varying(ColumnCodec):
 class Text(ColumnCodec):
     """Tensors of strings: joined to one string, and their lengths. The queue would copy each."""
 
-    fixed_bytes = None
-
     def __init__(self, spec: Any) -> None:
         self._lengths = column(tf.TensorSpec(spec.shape, tf.int64))
         self.queued = [(tf.string, []), *self._lengths.queued]
@@ -112,8 +108,6 @@ class Text(ColumnCodec):
 
 class Opaque(ColumnCodec):
     """A variant that only TensorFlow understands: serialized to a string."""
-
-    fixed_bytes = None
 
     def __init__(self, spec: Any) -> None:
         self.queued = [(tf.string, [])]
