@@ -115,7 +115,7 @@ LAYERS: dict[str, set[str]] = {
 INNER = {"storage.local", "storage.redis", "storage.postgres"}
 
 # Who knows TensorFlow's graphs, and what else is said in its messages.
-GRAPHS = {"service.pipelines.tf_data", "service.pipelines.python.inferred"}  # an element_spec
+GRAPHS = {"service.pipelines.tf_data", "service.pipelines.python.element_structures"}
 
 # The core is pure: no clock, no random, no I/O. So it names what it may import.
 PURE = {

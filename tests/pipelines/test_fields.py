@@ -21,7 +21,7 @@ from forebay.service.errors import InvalidArgument
 from forebay.service.pipelines.python import columns
 from forebay.service.pipelines.python.child_blocks import _copied
 from forebay.service.pipelines.python.columns import Field, Misfit, column_of, fields_of
-from forebay.service.pipelines.python.inferred import inferred
+from forebay.service.pipelines.python.element_structures import inferred
 from forebay.service.structure import assemble, encode
 
 FLOATS = [

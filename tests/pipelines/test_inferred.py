@@ -15,7 +15,7 @@ from tensorflow.python.saved_model import nested_structure_coder
 
 from forebay.service.block_limits import TYPES
 from forebay.service.errors import InvalidArgument
-from forebay.service.pipelines.python.inferred import element_spec_of, inferred
+from forebay.service.pipelines.python.element_structures import element_spec_of, inferred
 from forebay.service.pipelines.tf_data.element_specs import decode_element_spec, encode_element_spec
 from forebay.service.structure import encode
 

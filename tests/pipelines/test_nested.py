@@ -19,7 +19,7 @@ import tensorflow as tf
 from forebay.service.errors import InvalidArgument, PipelineError
 from forebay.service.order import permuted_many
 from forebay.service.pipelines.files import byte_sources, parquet
-from forebay.service.pipelines.python.inferred import element_spec_of
+from forebay.service.pipelines.python.element_structures import element_spec_of
 from forebay.service.pipelines.tf_data.element_specs import encode_element_spec
 from forebay.service.structure import Ragged, encode
 

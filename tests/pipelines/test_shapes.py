@@ -24,8 +24,7 @@ from forebay.service.pipelines.kinds.functions import (
     request_of,
     structure_of,
 )
-from forebay.service.pipelines.python.given_specs import structure_of_spec
-from forebay.service.pipelines.python.inferred import element_spec_of
+from forebay.service.pipelines.python.element_structures import element_spec_of, structure_of_spec
 from forebay.service.pipelines.tf_data.element_specs import encode_element_spec
 from forebay.service.structure import encode
 

@@ -23,7 +23,7 @@ from ..files.reading import FileRecords
 from ..files.stores import is_url, require_options
 from ..files.streams import UNCOUNTED
 from ..files.tokens import tokens_of
-from ..python.inferred import element_spec_of, inferred
+from ..python.element_structures import element_spec_of, inferred
 from . import tables
 from .file_paths import Paths, require_utf8, resolved
 from .functions import (

@@ -22,8 +22,7 @@ from ...proto import python_pb2
 from ..definitions import UNKNOWN_CARDINALITY, encode_metadata
 from ..files.stores import is_url
 from ..python.columns import Misfit, fields_of, iterated
-from ..python.given_specs import structure_of_spec
-from ..python.inferred import element_spec_of, inferred
+from ..python.element_structures import element_spec_of, inferred, structure_of_spec
 from ..python.stored import package_version, python_version
 from . import remote_files
 from .other_splits import widened

@@ -18,6 +18,7 @@ from ...blocks import Block, Component, Strings
 from ...errors import ForebayError
 from ...proto import forebay_pb2 as pb
 from ...structure import leaves_of
+from ..files.formats import written
 from ..python.pipeline import PythonPipeline
 from ..splits import SplitRange
 
@@ -47,7 +48,7 @@ def widened(request: pb.RegisterDatasetRequest, structure: str, function: Any) -
             for block in _first_blocks(pipeline, split, give_up_s):
                 for shape, component in zip(shapes, block.components, strict=True):
                     _widen(shape, component)
-    return json.dumps(nodes, separators=(",", ":"))
+    return written(nodes)
 
 
 def _first_blocks(pipeline: PythonPipeline, split: int, give_up_s: float) -> Iterator[Block]:
