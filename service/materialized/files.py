@@ -110,11 +110,9 @@ def write(path: str, data: bytes, *, replace: bool = True) -> None:
 
 def write_if_changed(path: str, data: bytes) -> None:
     """Write the file, unless it has this content. Raises Unavailable."""
-    try:
+    with contextlib.suppress(NotFound):
         if read(path) == data:
             return
-    except NotFound:
-        pass
     write(path, data)
 
 
@@ -162,13 +160,10 @@ class NewFile:
 
     def _claim(self, path: str) -> None:
         if not is_remote(path):
-            try:
-                os.link(self._path, path)
+            with contextlib.suppress(OSError):  # there are file systems without links
+                with contextlib.suppress(FileExistsError):
+                    os.link(self._path, path)
                 return
-            except FileExistsError:
-                return
-            except OSError:  # there are file systems without links
-                pass
         if not _exists(path):
             self._rename(path)
 

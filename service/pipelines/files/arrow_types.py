@@ -12,6 +12,7 @@ and lists. Each is a component of blocks, or several where it is ragged.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -370,10 +371,8 @@ def _tensor(field: Any) -> Dimensions | None:
     if extension == "arrow.fixed_shape_tensor" and hasattr(kind, "shape"):
         shape, axes = kind.shape, kind.permutation
     elif extension.startswith("ray.data.arrow_tensor"):
-        try:
+        with contextlib.suppress(ValueError):  # it was pickled: then it is a list
             shape = json.loads(about)
-        except ValueError:  # it was pickled: then it is a list
-            pass
     if not shape:
         return None
     shape = [*map(int, shape)]

@@ -7,6 +7,7 @@ element that does not fit the registered structure raises `Misfit`, which names 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -116,12 +117,8 @@ def _flatten(node: dict[str, Any], path: str, fields: list[Field]) -> Flatten:
 def iterated(found: Any) -> Iterator[Any]:
     """The elements that a function has returned. Raises Misfit if it returned a single element."""
     if not isinstance(found, str | bytes | Mapping):
-        try:
-            elements: Iterator[Any] = iter(found)
-        except TypeError:
-            pass
-        else:
-            return elements
+        with contextlib.suppress(TypeError):
+            return iter(found)
     raise Misfit(
         f"the function returned {_described(found)}, and is to return an iterable of elements: "
         "yield each element, or return a list of them"
