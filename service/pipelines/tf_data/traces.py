@@ -219,30 +219,25 @@ class RunTrace(Trace):
         def drive(variant: Tensor, stop: Tensor, again: Tensor, *handles: Tensor) -> Tensor:
             packed = self._packed(self._elements(variant))
             enqueue = functools.partial(self._enqueue, handles=handles)
-            closing = self._closing(packed, handles[0])
-            fed = packed.concatenate(closing)
+
+            def closing(_: Tensor) -> Any:
+                """Nothing; whoever reads it, behind the pipeline, closes the queue (drivers.py)."""
+                Queue(self._queues[0], handles[0]).close()
+                return packed.take(0)
+
+            fed = packed.concatenate(flat_mapped(tf.data.Dataset.range(1), closing))
             return self._drained(fed, stop, again, tf.data.Options(), enqueue)
 
         handles = [tf.TensorSpec([], tf.resource)] * (2 + len(self._queues))
         nesting, leaves = None, ()
         if element_spec is not None:
             nesting, leaves = structure.encode(element_spec), tuple(nest.flatten(element_spec))
-        layout = graph.component_specs, nesting, leaves
-        key = *layout, compressed, block_bytes, self.pack
+        key = graph.component_specs, nesting, leaves, compressed, block_bytes, self.pack
         with _making:
             self.traced = _drives.get(key)
             if self.traced is None:
                 self.traced = Drive(drive, tf.TensorSpec([], tf.variant), *handles)
                 _drives[key] = self.traced
-
-    def _closing(self, packed: Any, handle: Tensor) -> Any:
-        """An empty dataset behind the pipeline; whoever reads it closes the queue (drivers.py)."""
-
-        def nothing(_: Tensor) -> Any:
-            Queue(self._queues[0], handle).close()
-            return packed.take(0)
-
-        return flat_mapped(tf.data.Dataset.range(1), nothing)
 
     def load(self, feed: SplitFeed | None) -> LoadedGraph:
         """The dataset of one run. Raises TensorFlow's errors."""
