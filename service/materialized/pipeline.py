@@ -11,13 +11,18 @@ import google_crc32c
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.portable_runner import PortableRunner
 from apache_beam.runners.runner import PipelineState
+from google.protobuf.message import DecodeError
 
+from ...storage.errors import Corrupt
 from ...storage.tfrecord import frame
-from ..errors import ForebayError, InvalidArgument, PipelineError
+from .. import pipelines
+from ..errors import FailedPrecondition, ForebayError, InvalidArgument, PipelineError
+from ..pipelines import Pipeline
+from ..pipelines.definitions import fingerprint
 from ..pipelines.splits import SplitRange
+from ..proto import forebay_pb2 as pb
 from . import files
-from .layout import shards_in
-from .open_pipelines import open_pipeline
+from .layout import Plan, read_plan, shards_in
 from .records import Records, elements_of
 
 UNLISTED = {"DaskRunner": "apache_beam.runners.dask.dask_runner.DaskRunner"}
@@ -135,6 +140,45 @@ class WriteShard(beam.DoFn):  # type: ignore[misc]
             raise RuntimeError(
                 f"{FAILED}{number} (splits {first} to {first + count - 1}): {said}"
             ) from error
+
+
+def open_pipeline(
+    directory: str, op_libraries: Sequence[str], *, own_process: bool
+) -> tuple[Plan, Pipeline]:
+    """A directory's plan, and its pipeline; close that. `op_libraries` have the graph's custom ops.
+    `own_process`: this process is the runner's, not the user's.
+
+    Raises FailedPrecondition without a plan, Corrupt, and what opening the pipeline raises.
+    """
+    node = os.uname().nodename
+    plan = read_plan(directory)
+    if plan is None:
+        raise FailedPrecondition(
+            f"{directory} has no plan, as it is seen on {node}: the runner's workers must see it "
+            "under this name"
+        )
+    dataset = read_dataset(directory, plan)
+    if dataset.definition.HasField("tf_data_graph"):
+        if own_process:
+            pipelines.hide_gpus()
+        pipelines.load(op_libraries)
+    rules = pipelines.PythonRules(processes=1, where=node)
+    return plan, pipelines.open_pipeline(dataset.definition, dataset.graph, python=rules)
+
+
+def read_dataset(directory: str, plan: Plan) -> pb.GetDatasetResponse:
+    """The materialized dataset. Raises NotFound, Unavailable, and Corrupt for another dataset."""
+    path = f"{directory}/{plan.dataset_name}"
+    try:
+        dataset = pb.GetDatasetResponse.FromString(files.read(path))
+        if fingerprint(dataset.definition, dataset.graph) == plan.fingerprint:
+            return dataset
+        why = "it is of another dataset than the plan"
+    except (DecodeError, InvalidArgument) as error:
+        why = str(error)
+    raise Corrupt(
+        f"{path} is damaged ({why}): run the same `forebay materialize` again, which mends it"
+    )
 
 
 def _this_process() -> tuple[str, int]:
