@@ -303,7 +303,7 @@ def _wakened_by_ends() -> tuple[int, int]:
     return ended, wake
 
 
-def readable(*ends: int | socket.socket, timeout_ms: int | None = None) -> set[int]:
+def readable(*ends: int | socket.socket, timeout_ms: float | None = None) -> set[int]:
     """The descriptors of those from which there is something to read, or whose peer has ended."""
     polled = select.poll()  # select supports no descriptor above 1,023
     for end in ends:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import select
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -25,6 +24,7 @@ from ...user_metrics import Totals
 from ..splits import MaySkip, SkipReport, SplitRange
 from .child_connections import AskedToSkip, Counted, Died, Failed, Finished, PythonChild, Received
 from .children import Children
+from .fork_server import readable
 from .run_states import Ask, EndLate, FailureRules, Instruction, Made, RunStates, StartRun, Warn
 
 log = logging.getLogger(__name__)
@@ -184,12 +184,9 @@ class PythonRun:
     def _ready(self) -> list[int]:
         """The slots whose processes have messages. Waits until there are some, or until there may
         be something else to do."""
-        polled, patience_s = select.poll(), self._states.patience_s
-        polled.register(self._bell.fileno(), select.POLLIN)
-        for child in self._busy.values():
-            for end in child.filenos():
-                polled.register(end, select.POLLIN)
-        ready = {descriptor for descriptor, _ in polled.poll(1000 * patience_s / 4)}
+        patience_s = self._states.patience_s
+        ends = [end for child in self._busy.values() for end in child.filenos()]
+        ready = readable(self._bell.fileno(), *ends, timeout_ms=1000 * patience_s / 4)
         if self._bell.fileno() in ready:
             self._bell.clear()
         found = [s for s, child in self._busy.items() if not ready.isdisjoint(child.filenos())]
