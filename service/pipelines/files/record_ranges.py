@@ -154,7 +154,7 @@ class RecordRanges:
     def _require_registered(self, number: int, block: Block, first: int, counts: range) -> None:
         """Raises PipelineError if records of a file, from this one on, are of other types than were
         registered, or not as many as these."""
-        path, columns = self._manifest.files[number].path, [*map(_column, block.components)]
+        path, columns = self._manifest.files[number].path, [*map(column_facts, block.components)]
         rows = [count for _, count, _ in columns]
         if block.count not in counts or rows != [block.count] * len(self._fields):
             raise PipelineError(
@@ -177,7 +177,7 @@ class RecordRanges:
                 )
 
 
-def _column(component: Component) -> tuple[str, int, Ints]:
+def column_facts(component: Component) -> tuple[str, int, Ints]:
     """Its dtype, how many rows it has, and their shapes, or the one of all."""
     values, shapes = component.values, component.shapes
     array = values.lengths if isinstance(values, Strings) else values

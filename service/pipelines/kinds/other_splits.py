@@ -14,11 +14,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ...blocks import Block, Component, Strings
+from ...blocks import Block, Component
 from ...errors import ForebayError
 from ...proto import forebay_pb2 as pb
 from ...structure import leaves_of
 from ..files.formats import written
+from ..files.record_ranges import column_facts
 from ..python.pipeline import PythonPipeline
 from ..splits import SplitRange
 
@@ -72,10 +73,6 @@ def _first_blocks(pipeline: PythonPipeline, split: int, give_up_s: float) -> Ite
 
 
 def _widen(shape: list[int | None], component: Component) -> None:
-    if component.shapes is not None:
-        found = component.shapes.tolist()
-    else:
-        values = component.values
-        found = [(values.lengths if isinstance(values, Strings) else values).shape[1:]]
-    for sizes in found:
+    _, _, found = column_facts(component)
+    for sizes in found.tolist():
         shape[:] = [a if a == b else None for a, b in zip(shape, sizes, strict=True)]
