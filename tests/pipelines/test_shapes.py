@@ -18,12 +18,7 @@ from forebay.service.client.batches import Layout
 from forebay.service.client.tf_elements import dataset_of_blocks
 from forebay.service.errors import InvalidArgument, PipelineError
 from forebay.service.pipelines import PythonRules, SplitRange, open_pipeline
-from forebay.service.pipelines.kinds.functions import (
-    definition,
-    python_dataset,
-    request_of,
-    structure_of,
-)
+from forebay.service.pipelines.kinds.functions import definition, python_dataset, request_of
 from forebay.service.pipelines.python.element_structures import element_spec_of, structure_of_spec
 from forebay.service.pipelines.tf_data.element_specs import encode_element_spec
 from forebay.service.structure import encode
@@ -83,8 +78,7 @@ def images(split: int) -> Any:
 
 def test_several_splits_say_which_dimensions_differ() -> None:
     def shapes(function: Any, splits: Any) -> Any:
-        dataset = python_dataset(splits)(function)
-        return json.loads(structure_of(request_of(dataset, splits), dataset))
+        return json.loads(definition(python_dataset(splits)(function)).structure)
 
     leaf = {"tensor": "int64"}
     boxes = leaf | {"shape": [2]}
