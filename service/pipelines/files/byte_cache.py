@@ -19,7 +19,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from google_crc32c import value as crc32c
 
@@ -116,14 +116,8 @@ class ByteCache:
         try:
             os.makedirs(self._directory, 0o700, exist_ok=True)
             os.makedirs(folder, 0o700, exist_ok=True)
-            try:
-                with open(new, "xb", opener=_private) as file:
-                    file.write(data)
-                os.rename(new, os.path.join(folder, name))
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(new)
-                raise
+            with published(new, os.path.join(folder, name), 0o600) as file:
+                file.write(data)
         except OSError as error:
             if not self._is_broken:
                 self._is_broken = True
@@ -151,6 +145,19 @@ class ByteCache:
         return held
 
 
+@contextlib.contextmanager
+def published(new: str, path: str, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """A file, under the name `new` until it has been written. Raises OSError."""
+    try:
+        with open(new, "xb", opener=lambda *of: os.open(*of, mode)) as file:
+            yield file
+        os.replace(new, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(new)
+        raise
+
+
 def files_of(directory: str) -> Iterator[tuple[int, int, str]]:
     """Its ranges: when each was last used, in nanoseconds, its bytes, and its path. Files that are
     no cache's are left out."""
@@ -170,10 +177,6 @@ def _held(folder: str) -> list[_Held]:
     except OSError:
         return []
     return [_Held(int(found[1]), int(found[2]), found[0]) for found in parts]
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _crc(data: bytes) -> str:

@@ -28,6 +28,7 @@ from google_crc32c import value as crc32c
 
 from ...errors import FailedPrecondition, InvalidArgument
 from . import stores
+from .byte_cache import published
 from .byte_sources import Buffer, ByteSource, opened_now
 from .formats import TEXT, Damaged, Facts, Node, Options, RandomAccessFile, read_at, steps
 from .manifest import FileEntry
@@ -210,19 +211,14 @@ def _content(head: tuple[bytes, int], offsets: array[int], said: bytes) -> bytes
 def _write(index: str, content: bytes, changed_ns: int | None) -> None:
     """Raises OSError."""
     new = f"{index.removesuffix(SUFFIX)}.{secrets.token_hex(8)}{SUFFIX}"
-    try:
-        os.makedirs(os.path.dirname(index), exist_ok=True)
-        with open(new, "xb") as file:
-            file.write(content)
-            file.flush()
-            if changed_ns is not None:
-                # An index is used again for a file of this time only, which may be an older one:
-                os.utime(file.fileno(), ns=(changed_ns, changed_ns))
-            os.fsync(file.fileno())
-        os.replace(new, index)
-    finally:
-        with contextlib.suppress(OSError):  # it has the index's name, unless there was an error
-            os.unlink(new)
+    os.makedirs(os.path.dirname(index), exist_ok=True)
+    with published(new, index) as file:
+        file.write(content)
+        file.flush()
+        if changed_ns is not None:
+            # An index is used again for a file of this time only, which may be an older one:
+            os.utime(file.fileno(), ns=(changed_ns, changed_ns))
+        os.fsync(file.fileno())
 
 
 def _head(entry: FileEntry) -> tuple[bytes, int]:
