@@ -43,7 +43,7 @@ _NAMES = frozenset(
 )
 """Attributes that have generated names, and do not change what is computed."""
 
-_CALLS = {"PartitionedCall": 0, "StatefulPartitionedCall": 0} | dict.fromkeys(
+CALLS = {"PartitionedCall": 0, "StatefulPartitionedCall": 0} | dict.fromkeys(
     ("If", "StatelessIf", "Case", "StatelessCase"), 1
 )
 """The place of a call's first argument among its inputs."""
@@ -54,7 +54,7 @@ _GROUPS = {
 }
 """Functions that capture each for itself, in the order of their inputs."""
 
-_LOOPS = {"While", "StatelessWhile"}
+LOOPS = {"While", "StatelessWhile"}  # also what tf.map_fn is
 
 
 def fingerprint(graph: bytes) -> str:
@@ -278,7 +278,7 @@ class _Form:
         if captured:  # these types are the functions' arguments'
             left_out |= {name for name in node.attr if name.startswith("T") and name != "Tstate"}
         shapes = []
-        if captured and node.op in _LOOPS:
+        if captured and node.op in LOOPS:
             left_out.add("output_shapes")
             every = enumerate(node.attr["output_shapes"].list.shape)
             shapes = [shape.SerializeToString() for at, shape in every if at not in taken]
@@ -311,13 +311,13 @@ class _Form:
 
         called = [name for name in _functions_of(node) if name in self.bodies]
         sizes = {name: len(self.bodies[name].arguments) for name in called}
-        if node.op in _LOOPS:
+        if node.op in LOOPS:
             places: Sequence[int] = sorted(self._passed_on.get(node.attr["body"].func.name, ()))
             found = [_Captured(places, dict.fromkeys(called, places))]
         else:  # each function's last arguments
             first, groups = 1 + types("Tstate"), [("Targuments", called)]
-            if node.op in _CALLS:
-                first, groups = _CALLS[node.op], [("Tin", called)]
+            if node.op in CALLS:
+                first, groups = CALLS[node.op], [("Tin", called)]
             elif names := _GROUPS.get(node.op.removeprefix("Experimental")):
                 groups = [(f"T{f}_other_arguments", [node.attr[f].func.name]) for f in names]
             found = []
@@ -371,7 +371,7 @@ def _passed_on(graph: pb.GraphDef) -> dict[str, set[int]]:
         for node in nodes:
             for name in functions.keys() & _functions_of(node):
                 places = set[int]()
-                if node.op in _LOOPS and name == node.attr["body"].func.name:
+                if node.op in LOOPS and name == node.attr["body"].func.name:
                     body = functions[name]
                     pairs = zip(body.signature.input_arg, body.signature.output_arg, strict=False)
                     for place, (argument, result) in enumerate(pairs):

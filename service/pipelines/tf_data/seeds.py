@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ...proto import graph_pb2 as pb
+from .canonical import CALLS, LOOPS
 from .constants import INT32, INT64, constant, element_types
 from .graphs import Body, Graph, all_nodes, bodies, called_functions, references, where
 
@@ -50,14 +51,6 @@ _STATELESS = {
 }
 
 _SHUFFLES = {"ShuffleDataset", "ShuffleDatasetV3"}  # (input, buffer_size, seed, seed2, …)
-_CALLS = {
-    "PartitionedCall",
-    "StatefulPartitionedCall",
-    "If",
-    "StatelessIf",
-    "Case",
-    "StatelessCase",
-}
 _MAPS = {  # (input, …, what the function captures, …)
     *("MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2"),
     *("MapAndBatchDataset", "ExperimentalMapAndBatchDataset"),
@@ -65,7 +58,6 @@ _MAPS = {  # (input, …, what the function captures, …)
     *(f"ParallelInterleaveDatasetV{n}" for n in (2, 3, 4)),
     *("ScanDataset", "ExperimentalScanDataset"),  # a state before what it captures
 }
-_LOOPS = {"While", "StatelessWhile"}  # also what tf.map_fn is
 
 _NO_SEEDS = "shuffles by seeds that the graph does not have"
 
@@ -181,13 +173,13 @@ class _Seeding:
             elif node.op in _SHUFFLES:
                 _seed_shuffle(body, node, salt)
             elif not self._random.isdisjoint(_called(node)):
-                if node.op in _CALLS:
+                if node.op in CALLS:
                     data = [name for name in node.input if not name.startswith("^")]
                     node.input.insert(len(data), body.derived(body.key, body.constant(salt)))
                     node.attr["Tin"].list.type.append(INT64)
                     for reference in references(node.attr):
                         reference.name = self._keyed(reference.name)
-                elif node.op in _LOOPS:
+                elif node.op in LOOPS:
                     self._seed_loop(body, node, salt)
                 elif node.op in _MAPS and _number_elements(body, node):
                     key = body.derived(body.key, body.constant(salt))
@@ -264,7 +256,7 @@ def _random_functions(functions: Mapping[str, pb.FunctionDef]) -> set[str]:
 
 
 def _is_random(node: pb.NodeDef, random: set[str]) -> bool:
-    if node.op in _CALLS or node.op in _MAPS or node.op in _LOOPS:
+    if node.op in CALLS or node.op in _MAPS or node.op in LOOPS:
         return not random.isdisjoint(_called(node))
     return node.op in _STATELESS or node.op in _SHUFFLES
 
