@@ -20,7 +20,7 @@ from tensorflow.python.saved_model import nested_structure_coder
 from ....journal.proto import events_pb2 as ev
 from ... import structure
 from ...errors import InvalidArgument
-from ..definitions import compresses, metadata_of
+from ...proto.tf_service_pb2 import DataServiceMetadata
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -173,8 +173,12 @@ def decode_metadata(definition: ev.DatasetDefinition) -> Metadata:
     A dataset that a stock client registered compressed, or without a spec, is `raw`: such clients
     need what the graph yields.
     """
-    proto, compressed = metadata_of(definition.metadata), compresses(definition)
+    proto = DataServiceMetadata.FromString(definition.metadata)
     spec = decode_element_spec(proto.element_spec) if proto.element_spec else None
+    compressed = proto.compression in (
+        DataServiceMetadata.COMPRESSION_SNAPPY,
+        DataServiceMetadata.COMPRESSION_FORCED_SNAPPY,
+    )
     raw = not definition.structure and (compressed or spec is None)
     cardinality = proto.cardinality if definition.metadata else tf.data.UNKNOWN_CARDINALITY
     return Metadata(spec, compressed, raw, cardinality)
