@@ -140,7 +140,7 @@ def _plan_of(
         )
     splits = _splits_of(dataset_id, dataset)
     return Plan(
-        dataset_id=dataset_id,
+        dataset_id=str(dataset_id),  # an exact one, as it is written
         fingerprint=fingerprint(definition, dataset.graph),
         splits=splits,
         shards=max(1, min(splits, shards or DEFAULT_SHARDS)),
