@@ -149,7 +149,7 @@ class ByteCache:
 def published(new: str, path: str, mode: int = 0o666) -> Iterator[BinaryIO]:
     """A file, under the name `new` until it has been written. Raises OSError."""
     try:
-        with open(new, "xb", opener=lambda *of: os.open(*of, mode)) as file:
+        with open(new, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
         os.replace(new, path)
     except BaseException:
