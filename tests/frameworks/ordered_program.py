@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from importlib import import_module
+from itertools import islice
 from typing import Any
 
 from forebay.service import ShardingPolicy
@@ -80,6 +81,19 @@ def alone(target: str, dataset_id: str, order: dict[str, Any], steps: list[list[
         else:
             raise AssertionError(words)
     return state
+
+
+def mixed(target: str, dataset_id: str, order: dict[str, Any], steps: list[list[int]]) -> Any:
+    """A mixture, which has no end."""
+    first = dataset_of(target, dataset_id, **order)
+    batches = iter(first)
+    found = [next(batches).tolist() for _ in range(5)]
+    again = dataset_of(target, dataset_id, sharding=mesh(), **order)
+    again.load_state_dict(first.state_dict())
+    batches.close()
+    found += epoch(islice(again, 5))
+    assert found == steps[:10], (found, steps)
+    return again.state_dict()["position"]
 
 
 def in_two(

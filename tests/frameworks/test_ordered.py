@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -283,6 +285,40 @@ assert together(*ranks(drop_remainder=True)) == first[:-1]
 """
 
 
+MIXED = """
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+
+JOB = {"job_name": "mixed in torch"}
+dataset = ours(**JOB)
+batches = iter(dataset)
+found = [next(batches).tolist() for _ in range(4)]
+state = json.loads(json.dumps(dataset.state_dict()))
+batches.close()
+refused(lambda: len(dataset), "no")
+loader = DataLoader(ours(), batch_size=None, num_workers=1)
+assert [batch.tolist() for batch in islice(loader, 6)] == steps[:6]
+
+# Two ranks go on with the state of one, and later one with that of the two, past what is left out.
+ranks = [ours(batch_size=2, rank=rank, world_size=2, **JOB) for rank in range(2)]
+for rank in ranks:
+    rank.load_state_dict(state)
+readers = [iter(rank) for rank in ranks]
+with ThreadPoolExecutor(2) as pool:
+    for _ in range(4):
+        found.append([x for batch in pool.map(next, readers) for x in batch.tolist()])
+state = ranks[1].state_dict()
+assert state == ranks[0].state_dict() and state["position"] == 8 * 4, state
+for reader in readers:
+    reader.close()
+assert found == steps[:8], found
+service.skip_steps(target, JOB["job_name"], 10, 13, reason="loss spike")
+again = ours(**JOB)
+again.load_state_dict(state)
+assert [batch.tolist() for batch in islice(again, 5)] == steps[8:10] + steps[13:16]
+"""
+
+
 @pytest.mark.parametrize("program", [ALONE, RANKS, GRAIN], ids=["alone", "ranks", "grain"])
 @pytest.mark.timeout(300)
 def test_torch(
@@ -291,6 +327,32 @@ def test_torch(
     order = json.dumps(ORDER), json.dumps(steps)
     told = said_by(frameworks, BEGINS + program, target, numbers, *order, timeout_s=250)
     assert told == []
+
+
+@pytest.fixture(scope="module")
+def mixture(target: str, numbers: str) -> tuple[str, list[list[int]]]:
+    """One of two datasets, and its first global batches."""
+    others = service.register_dataset(target, tf.data.Dataset.range(1000, 1030))
+    mixed = service.register_mixture(target, {"numbers": (numbers, 0.7), "others": (others, 0.3)})
+    how: Any = {"ordered": True, "batch_size": BATCH} | ORDER
+    with service.read(target, mixed, **how) as batches:
+        steps = [batch.tolist() for batch in itertools.islice(batches, 30)]
+    assert 30 <= sum(x >= 1000 for step in steps for x in step) <= 42
+    return mixed, steps
+
+
+def test_a_mixture_in_torch(
+    frameworks: Path, target: str, mixture: tuple[str, list[list[int]]]
+) -> None:
+    mixed, steps = mixture
+    order = json.dumps(ORDER), json.dumps(steps)
+    assert said_by(frameworks, BEGINS + MIXED, target, mixed, *order) == []
+
+
+def test_a_mixture_in_jax(
+    frameworks: Path, target: str, mixture: tuple[str, list[list[int]]]
+) -> None:
+    said(frameworks, "mixed", target, mixture[0], ORDER, mixture[1], program=TRAINS)
 
 
 TRAINS = Path(__file__).with_name("ordered_program.py")
