@@ -79,6 +79,10 @@ max_consumers = 1
 to = ["team-b*"]
 roles = ["trainer", "python"]
 datasets = ["b/*", "common"]
+[[grant]]
+to = ["steers-a"]
+roles = ["scheduler"]
+jobs = ["a-*"]
 """
 )
 
@@ -221,6 +225,34 @@ def test_a_stolen_token_opens_only_its_own_doors(
         with using(authority.issue("team-b-7")):
             assert [*itertools.islice(theirs, 10**5)] == [*range(1, 10**5 + 1)]
             theirs.close()
+
+
+def test_who_steers_some_jobs_steers_no_others_and_is_on_record(
+    dispatcher: DispatchServer, authority: Authority
+) -> None:
+    target, worker = dispatcher.target, authority.issue("worker")
+    files: dict[str, Any] = worker.files()
+    with using(worker), WorkerServer(WorkerConfig(target, **files)):
+        with using(authority.issue("own-1")):
+            service.register_dataset(target, numbers(100), dataset_id="own/steered")
+            for job in ("a-steered", "b-steered"):
+                with service.read(target, "own/steered", ordered=True, job_name=job) as elements:
+                    assert len([*itertools.islice(elements, 3)]) == 3
+            with pytest.raises(PermissionDenied, match="it needs the role scheduler"):
+                service.skip_steps(target, "a-steered", 10, 20)
+        with using(authority.issue("steers-a")):
+            with pytest.raises(PermissionDenied, match="job 'b-steered'"):
+                service.skip_steps(target, "b-steered", 10, 20)
+            service.skip_steps(target, "a-steered", 10, 20)
+            with pytest.raises(PermissionDenied, match="may not call"):
+                [*service.read(target, "own/steered", ordered=True, job_name="a-steered")]
+        with using(authority.issue("viewer")), DispatcherClient(target) as client:
+            status = fetch_status(client, 20)
+    (steered,) = status["schedules"]
+    (named,) = [job["name"] for job in status["jobs"] if job["job_id"] == steered["job_id"]]
+    assert named.endswith("a-steered")
+    (change,) = steered["changes"]
+    assert change["who"].startswith("certificate steers-a,")
 
 
 # -- credentials of data connections ---------------------------------------------------------------
