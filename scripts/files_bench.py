@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
-import psutil
+import psutil  # type: ignore[import-untyped]
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -48,11 +48,10 @@ def write(directory: pathlib.Path, kind: str, megabytes: int) -> None:
             spans = zip(stops - lengths, stops, strict=True)
             columns["text"] = pa.array([text[start:stop] for start, stop in spans])
         elif kind == "rows of 48 B":
-            floats = random.random(rows * 8, np.float32)
-            columns |= {"x": pa.FixedSizeListArray.from_arrays(floats, 8), "y": ids}
+            x = pa.FixedSizeListArray.from_arrays(random.random(rows * 8, np.float32), 8)
+            columns |= {"x": x, "y": ids}
         else:
-            floats = random.random(rows * 500)
-            columns["x"] = pa.FixedSizeListArray.from_arrays(floats, 500)
+            columns["x"] = pa.FixedSizeListArray.from_arrays(random.random(rows * 500), 500)
         path = directory / f"{number:02}.parquet"
         group = max(1, rows // 4)
         pq.write_table(
@@ -86,10 +85,10 @@ def cpu_s(workers: list[psutil.Process], *, children: bool) -> float:
     """Of the workers themselves, or of their processes, also of those that have ended."""
     times = [worker.cpu_times() for worker in workers]
     if not children:
-        return sum(each.user + each.system for each in times)
+        return float(sum(each.user + each.system for each in times))
     theirs = [p.cpu_times() for w in workers for p in w.children(recursive=True)]
     ended = [each.children_user + each.children_system for each in (*times, *theirs)]
-    return sum(ended) + sum(each.user + each.system for each in theirs)
+    return float(sum(ended) + sum(each.user + each.system for each in theirs))
 
 
 def measure(kind: str, directory: pathlib.Path, trainers: int, rounds: int) -> dict[str, Any]:
