@@ -71,10 +71,8 @@ class RequestReceiver:
         """Bytes of a request with a dataset, and of a peer's requests together."""
         self._most = min(MAX_UNDER_WAY, memory_bytes // UNDER_WAY_SHARE)
         self._bytes: Counter[Hashable] = Counter()  # by peer
-        self._turns: weakref.WeakValueDictionary[Hashable, asyncio.Semaphore]
-        self._turns = weakref.WeakValueDictionary()
-        self._parsing: weakref.WeakValueDictionary[Hashable, asyncio.Lock]
-        self._parsing = weakref.WeakValueDictionary()
+        self._turns = weakref.WeakValueDictionary[Hashable, asyncio.Semaphore]()
+        self._parsing = weakref.WeakValueDictionary[Hashable, asyncio.Lock]()
 
     def parsing(self, peer: Hashable) -> asyncio.Lock:
         """Hold it to parse a request of the peer: others wait for at most one of each peer's."""
@@ -92,9 +90,7 @@ class RequestReceiver:
         """
         taken = 0
         try:
-            turn = self._turns.get(call.peer())
-            if turn is None:
-                turn = self._turns[call.peer()] = asyncio.Semaphore(TURNS)
+            turn = self._turns.setdefault(call.peer(), asyncio.Semaphore(TURNS))
             whole: list[bytes | bytearray] = []
             async with turn, _in_time():
                 while True:
