@@ -735,16 +735,8 @@ def lease_command(request: pb.LeaseSplitsRequest) -> c.Command:
         return _command(c.LeaseSplits, request, number)
     settled = request.begun or request.taken or request.lost or request.returned
     if settled or request.dropped or request.all_taken:
-        return c.ReturnSplits(
-            request=number,
-            task_id=request.task_id,
-            begun=tuple(request.begun),
-            taken=tuple(request.taken),
-            lost=tuple(request.lost),
-            dropped=request.dropped,
-            all_taken=request.all_taken,
-            returned=tuple((r.lease_id, r.count) for r in request.returned),
-        )
+        returned = tuple((r.lease_id, r.count) for r in request.returned)
+        return replace(_command(c.ReturnSplits, request, number), returned=returned)
     return _command(c.ProbeSplits, request, number)
 
 
