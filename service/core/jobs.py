@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows
@@ -198,25 +199,19 @@ def _refuse(read: str, wrong: Mapping[str, bool]) -> None:
 
 
 def _require_same_parameters(job: Job, command: GetOrCreateJob) -> None:
-    for what, existing, got in (
-        ("processing mode", _sharding(job.sharding), _sharding(command.sharding)),
-        ("number of consumers", job.num_consumers, command.num_consumers),
-        (
-            "cross-trainer cache",
-            _enabled(job.cross_trainer_cache),
-            _enabled(command.cross_trainer_cache),
-        ),
-        ("target workers", _targets(job.target_workers), _targets(command.target_workers)),
-        (
-            "order",
-            _order(job.order),
-            _order(job.order if is_same_order(job.order, command.order) else command.order),
-        ),
-    ):
-        if existing != got:
+    order = job.order if is_same_order(job.order, command.order) else command.order
+    compared: tuple[tuple[str, Callable[[Any], str], object, object], ...] = (
+        ("processing mode", _sharding, job.sharding, command.sharding),
+        ("number of consumers", str, job.num_consumers, command.num_consumers),
+        ("cross-trainer cache", _enabled, job.cross_trainer_cache, command.cross_trainer_cache),
+        ("target workers", _targets, job.target_workers, command.target_workers),
+        ("order", _order, job.order, order),
+    )
+    for what, shown, existing, got in compared:
+        if shown(existing) != shown(got):
             raise InvalidArgument(
                 f"Tried to create job with name {job.user_name}, but found an existing job with "
-                f"different parameters: Existing {what}: <{existing}>; got <{got}>"
+                f"different parameters: Existing {what}: <{shown(existing)}>; got <{shown(got)}>"
             )
 
 
