@@ -91,33 +91,21 @@ def encoded_status(
         if c.member is not None or state.iterations[c.iteration_id].claims is not None
     }
     copied = State(datasets={**state.datasets}, workers=workers, consumers=members)
-    known = _known(state)
-    return _pieces(
-        pieces, copied, jobs, [*state.iterations], iterations, counted, known, observations
-    )
+    known, numbers = _known(state), [*state.iterations]
 
+    def with_jobs() -> Iterator[bytes]:
+        yield from pieces
+        copies = dict(zip(numbers, _parts_of(iterations), strict=True))
+        separator = b',"jobs":['
+        for job in map(_job_of, _parts_of(jobs)):
+            copied.jobs = {job.job_id: job}
+            its = (_iteration_of(copies[number]) for number in sorted(job.iterations.values()))
+            found = _job(copied, job, its, counted, known, observations(job.job_id))
+            yield separator + _encode(found)
+            separator = b","
+        yield b"]}" if copied.jobs else b',"jobs":[]}'
 
-def _pieces(
-    first: list[bytes],
-    state: State,
-    jobs: bytes,
-    numbers: list[int],
-    iterations: bytes,
-    counted: Counted,
-    known: Known,
-    observations: JobObservationsOf,
-) -> Iterator[bytes]:
-    """`state` is a partial copy without jobs; `numbers` are the iterations' ids, in order."""
-    yield from first
-    copies = dict(zip(numbers, _parts_of(iterations), strict=True))
-    separator = b',"jobs":['
-    for job in map(_job_of, _parts_of(jobs)):
-        state.jobs = {job.job_id: job}
-        its = (_iteration_of(copies[number]) for number in sorted(job.iterations.values()))
-        found = _job(state, job, its, counted, known, observations(job.job_id))
-        yield separator + _encode(found)
-        separator = b","
-    yield b"]}" if state.jobs else b',"jobs":[]}'
+    return with_jobs()
 
 
 def _list(parts: Iterable[dict[str, Any]]) -> bytes:
