@@ -160,10 +160,8 @@ def _consumer_joined(state: State, event: ev.ConsumerJoined) -> None:
     iteration.consumers.add(consumer_id)
     if member is not None:
         job = state.jobs[iteration.job_id]
-        job.step, job.drops_remainder = (
-            member.batch_size * member.consumers,
-            event.member.drop_remainder,
-        )
+        job.step = member.batch_size * member.consumers
+        job.drops_remainder = event.member.drop_remainder
     used(state, iteration)
 
 

@@ -133,9 +133,7 @@ class Job(Struct):
     skipped_splits: int = 0  # of summarized epochs; of an ordered job, by all iterations of before
     used_ms: int = 0  # when it was created, joined or left last
     checksums: dict[int, int] = {}  # bundle → of its first run; bundles count through all epochs
-    differing: list[
-        int
-    ] = []  # bundles with another checksum when they were run again (checksums.py)
+    differing: list[int] = []  # bundles with another checksum when run again (checksums.py)
     changes: list[DecidedChange] = []  # of what it reads, in the order of their decisions
     step: int = 0  # elements that the group that joined last reads at a time; of an ordered job
     drops_remainder: bool = False  # whether it reads whole steps only

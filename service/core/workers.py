@@ -242,12 +242,11 @@ def _worker_lost(state: State, event: ev.WorkerLost) -> None:
     worker = state.workers.pop(event.worker_id)
     if state.worker_at.get(worker.address) == worker.worker_id:
         del state.worker_at[worker.address]
+    state.lost_workers.pop(worker.address, None)  # it may have come back
     if event.left:
-        state.lost_workers.pop(worker.address, None)  # it had come back
         state.departed.append(worker.uid)
         del state.departed[:-MAX_DEPARTED]
     else:
-        state.lost_workers.pop(worker.address, None)
         state.lost_workers[worker.address] = LostWorker(event.reason, state.time_ms)
         if len(state.lost_workers) > MAX_LOST_WORKERS:
             del state.lost_workers[next(iter(state.lost_workers))]
