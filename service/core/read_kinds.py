@@ -57,10 +57,9 @@ class ReadKind:
         """Create or resume tasks of an unfinished iteration. `lost`: this process's lost tasks."""
         if worker.draining and self.drops_draining_workers:
             return []
-        place = worker.place if worker.HasField("place") else None
-        mine = self._tasks_of(state, iteration, worker, lost, place)
+        mine = self._tasks_of(state, iteration, worker, lost)
         if not mine and iteration.consumers and not worker.draining:  # else: on_consumer_joined
-            return self._new_task(iteration, worker, place, ids)
+            return self._new_task(iteration, worker, _given_place(worker), ids)
         return [
             task_created_event(
                 task.task_id, task.iteration_id, worker.worker_id, task.sweeps, task.shard
@@ -114,12 +113,7 @@ class ReadKind:
         return [task_created_event(ids.new(), iteration.iteration_id, worker.worker_id)]
 
     def _tasks_of(
-        self,
-        state: State,
-        iteration: Iteration,
-        worker: ev.WorkerRegistered,
-        lost: Sequence[Task],
-        place: int | None,
+        self, state: State, iteration: Iteration, worker: ev.WorkerRegistered, lost: Sequence[Task]
     ) -> list[Task]:
         """The tasks that a process resumes when it returns to this place."""
         return [task for task in lost if task.iteration_id == iteration.iteration_id]
@@ -142,17 +136,13 @@ class StaticRead(ReadKind):
         ]
 
     def _tasks_of(
-        self,
-        state: State,
-        iteration: Iteration,
-        worker: ev.WorkerRegistered,
-        lost: Sequence[Task],
-        place: int | None,
+        self, state: State, iteration: Iteration, worker: ev.WorkerRegistered, lost: Sequence[Task]
     ) -> list[Task]:
         """A process that moved to another place reads that place's shard instead."""
+        place = _given_place(worker)
         return [
             task
-            for task in super()._tasks_of(state, iteration, worker, lost, place)
+            for task in super()._tasks_of(state, iteration, worker, lost)
             if task.shard == place and (task.completed or place not in iteration.shards_read)
         ]
 
@@ -176,12 +166,7 @@ class RoundsRead(ReadKind):
         return super()._new_task(iteration, worker, place, ids)
 
     def _tasks_of(
-        self,
-        state: State,
-        iteration: Iteration,
-        worker: ev.WorkerRegistered,
-        lost: Sequence[Task],
-        place: int | None,
+        self, state: State, iteration: Iteration, worker: ev.WorkerRegistered, lost: Sequence[Task]
     ) -> list[Task]:
         """Only a TensorFlow worker may resume those of another process at its address: consumers
         request rounds from it by number."""
@@ -256,6 +241,10 @@ def kind_of(job: Job) -> ReadKind:
     if job.num_consumers is not None:
         return ROUNDS_READ
     return STATIC_READ if job.sharding in STATIC else SHARED_READ
+
+
+def _given_place(worker: ev.WorkerRegistered) -> int | None:
+    return worker.place if worker.HasField("place") else None
 
 
 def staying(state: State) -> list[int]:
