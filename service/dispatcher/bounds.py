@@ -325,20 +325,17 @@ def _check_numbers(request: Message, name: str, numbers: Collection[int]) -> Non
 
 def _check_sizes(most: int, request: Message, name: str, texts: Iterable[str | bytes]) -> None:
     for text in texts:
-        _check_size(request, name, most, text)
-
-
-def _check_size(request: Message, name: str, most: int, text: str | bytes) -> None:
-    if isinstance(text, str) and name.endswith("address") and not text.isprintable():
-        raise InvalidArgument(
-            f"{_full(request, name)}={text[:100]!r} has characters that are no part of an address"
-        )
-    if len(text) > most:
-        what = "characters" if isinstance(text, str) else "bytes"
-        raise InvalidArgument(
-            f"{_full(request, name)} has {len(text)} {what}, and begins with {text[:40]!r}; give "
-            f"one of at most {most}"
-        )
+        if isinstance(text, str) and name.endswith("address") and not text.isprintable():
+            raise InvalidArgument(
+                f"{_full(request, name)}={text[:100]!r} has characters that are no part of an "
+                "address"
+            )
+        if len(text) > most:
+            what = "characters" if isinstance(text, str) else "bytes"
+            raise InvalidArgument(
+                f"{_full(request, name)} has {len(text)} {what}, and begins with {text[:40]!r}; "
+                f"give one of at most {most}"
+            )
 
 
 def _full(request: Message, name: str) -> str:

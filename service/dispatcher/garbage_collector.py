@@ -26,11 +26,6 @@ log = logging.getLogger(__name__)
 CHECK_S = 0.5
 
 
-def _now_ms() -> int:
-    """The wall clock in the unit of events."""
-    return time.time_ns() // 1_000_000
-
-
 class GarbageCollector:
     """The garbage collector of one dispatcher. Everything runs on its event loop."""
 
@@ -61,7 +56,7 @@ class GarbageCollector:
 
     async def collect_idle_iterations(self) -> bool:
         """Collect a batch of expired idle iterations; returns whether there may be more."""
-        options, now_ms = self._decider.options, _now_ms()
+        options, now_ms = self._decider.options, time.time_ns() // 1_000_000
         timeouts_ms = (options.job_gc_timeout_ms, options.dynamic_gc_timeout_ms)
         over = []
         for iteration in self._idle_iterations():
@@ -75,7 +70,7 @@ class GarbageCollector:
     async def remove_unused(self) -> bool:
         """Remove a batch of jobs and datasets unused for long; whether there may be more."""
         options = self._decider.options
-        state, now_ms = self._decider.state, _now_ms()
+        state, now_ms = self._decider.state, time.time_ns() // 1_000_000
 
         def is_old(used_ms: int, timeout_ms: float) -> bool:
             return used_ms > 0 and 0 <= timeout_ms <= now_ms - used_ms
