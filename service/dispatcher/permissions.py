@@ -162,7 +162,20 @@ class Permissions:
     def check(self, method: str, request: Any, state: State) -> None:
         """Check the current call. Raises PermissionDenied."""
         with self._denials_are_counted(method):
-            self._check(method, request, state)
+            caller = current_caller(self._admission)
+            (roles, describe), together = METHODS[method], False
+            subject = describe(request, state)
+            if method == "GetStatus" and request.workers_only:
+                roles, subject = (*roles, TRAINER, WORKER), Subject()
+            if method == "RegisterDataset" and request.python and not has_no_code(request.python):
+                roles, together = (TRAINER, PYTHON), True
+            self._require(caller, f"call {method}", roles, subject, together=together)
+            worker = _worker_of(request, state)
+            if worker is not None and not worker.is_of(*self.of_worker()):
+                raise PermissionDenied(
+                    f"{caller} may not call {method}: it is about the worker at {worker.address}, "
+                    "which has other grants"
+                )
 
     @contextlib.contextmanager
     def _denials_are_counted(self, method: str) -> Iterator[None]:
@@ -173,22 +186,6 @@ class Permissions:
             caller = current_caller(self._admission)
             self._admission.rate_limited_log.warn("refused: %s", error, kind=f"{method} {caller}")
             raise
-
-    def _check(self, method: str, request: Any, state: State) -> None:
-        caller = current_caller(self._admission)
-        (roles, describe), together = METHODS[method], False
-        subject = describe(request, state)
-        if method == "GetStatus" and request.workers_only:
-            roles, subject = (*roles, TRAINER, WORKER), Subject()
-        if method == "RegisterDataset" and request.python and not has_no_code(request.python):
-            roles, together = (TRAINER, PYTHON), True
-        self._require(caller, f"call {method}", roles, subject, together=together)
-        worker = _worker_of(request, state)
-        if worker is not None and not worker.is_of(*self.of_worker()):
-            raise PermissionDenied(
-                f"{caller} may not call {method}: it is about the worker at {worker.address}, "
-                "which has other grants"
-            )
 
     def of_worker(self, address: str = "") -> tuple[Grants, bytes]:
         """What the calling worker may run, and a digest of who it is. Raises PermissionDenied if it
