@@ -17,6 +17,9 @@ from ...journal.proto import events_pb2 as ev
 from ..errors import InvalidArgument, NotFound, Unavailable
 from .state import Consumer, Dataset, EndedSave, Iteration, Save, State, Task
 
+Numbered = tuple[str, int] | None
+"""A caller and the number of its request, by which a retry is known; None: not numbered."""
+
 
 class Command(Struct, frozen=True, kw_only=True):
     """A request to the state machine.
@@ -25,7 +28,7 @@ class Command(Struct, frozen=True, kw_only=True):
     retry by `request` (caller, number).
     """
 
-    request: tuple[str, int] | None = None
+    request: Numbered = None
 
 
 class Decision(NamedTuple):

@@ -20,6 +20,7 @@ from typing import Any
 from ...journal.datasets import SHARES
 from ...journal.proto import events_pb2 as ev
 from ..core import commands as c
+from ..core.base import Numbered
 from ..core.lengths import UNKNOWN, lengths_of
 from ..core.schedules import change_message, named, ordered_job
 from ..core.state import Consumer, Iteration, Job
@@ -102,7 +103,7 @@ class ScheduleChanges:
         ]
 
     async def change(
-        self, request: pb.ChangeScheduleRequest, numbered: tuple[str, int] | None, who: str
+        self, request: pb.ChangeScheduleRequest, numbered: Numbered, who: str
     ) -> pb.ChangeScheduleResponse:
         """Raises InvalidArgument, NotFound, FailedPrecondition, AlreadyExists, Unavailable."""
         job = ordered_job(self._decider.state, self._find(request.job))
@@ -145,7 +146,7 @@ class ScheduleChanges:
         job: Job,
         request: pb.ChangeScheduleRequest,
         change: ev.ScheduleChange,
-        numbered: tuple[str, int] | None,
+        numbered: Numbered,
     ) -> None:
         """Make the change as early as possible."""
         if not (readers := self._readers(job)):
@@ -169,9 +170,7 @@ class ScheduleChanges:
             "they are there: give a from_step further ahead"
         )
 
-    async def _propose(
-        self, job: Job, change: ev.ScheduleChange, numbered: tuple[str, int] | None
-    ) -> int | None:
+    async def _propose(self, job: Job, change: ev.ScheduleChange, numbered: Numbered) -> int | None:
         """Make the change, unless a consumer is further already: its place."""
         state = self._decider.state
         iteration_id = next(iter(job.iterations.values()), 0)
@@ -214,11 +213,7 @@ class ScheduleChanges:
         return furthest
 
     async def _decide(
-        self,
-        job: Job,
-        change: ev.ScheduleChange,
-        numbered: tuple[str, int] | None,
-        readers: Iterable[int],
+        self, job: Job, change: ev.ScheduleChange, numbered: Numbered, readers: Iterable[int]
     ) -> None:
         command = c.ChangeSchedule(
             request=numbered, job_id=job.job_id, change=change, readers=tuple(readers)

@@ -24,7 +24,7 @@ from ..connections.data_keys import SigningKeys
 from ..connections.grpc_server import Method, current_caller, generic_handler
 from ..connections.protocols import SERVED
 from ..core import commands as c
-from ..core.base import find_dataset, find_iteration
+from ..core.base import Numbered, find_dataset, find_iteration
 from ..core.bundles import order_message
 from ..core.checksums import describe_mismatches
 from ..core.claims import Claimed
@@ -240,7 +240,7 @@ class DispatcherServicer:
             self._permissions.check_graph(method, request, self._dispatcher.state, found)
         return graph
 
-    def _numbered(self, request: ev.Request) -> tuple[str, int] | None:
+    def _numbered(self, request: ev.Request) -> Numbered:
         """The caller and the number. Callers of one peer cannot repeat another's requests, and get
         its answers; nor do they number those of a task."""
         caller = request.caller
@@ -740,7 +740,7 @@ def lease_command(request: pb.LeaseSplitsRequest) -> c.Command:
     return _command(c.ProbeSplits, request, number)
 
 
-def _command(kind: type[C], message: Message, numbered: tuple[str, int] | None = None) -> C:
+def _command(kind: type[C], message: Message, numbered: Numbered = None) -> C:
     """The command whose fields are those of the message with the same names."""
     values = {
         name: tuple(getattr(message, name)) if is_repeated else getattr(message, name)

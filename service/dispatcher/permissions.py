@@ -24,6 +24,7 @@ from ..connections.access import (
 )
 from ..connections.admission import Admission, Identity
 from ..connections.grpc_server import current_caller
+from ..core.base import Numbered
 from ..core.schedules import named
 from ..core.state import Grants, State, Worker, WorkerGrant
 from ..errors import PermissionDenied, ResourceExhausted
@@ -205,7 +206,7 @@ class Permissions:
             )
         return grants, caller.fingerprint
 
-    def check_jobs(self, numbered: tuple[str, int] | None, request: Any, state: State) -> None:
+    def check_jobs(self, numbered: Numbered, request: Any, state: State) -> None:
         """Check whether the caller may have what GetOrCreateJob or JoinIteration adds. Raises
         ResourceExhausted."""
         caller = current_caller(self._admission)

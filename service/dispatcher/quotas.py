@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..connections.access import Grant
+from ..core.base import Numbered
 from ..core.state import Consumer, State
 from ..proto import forebay_pb2 as pb
 
@@ -25,9 +26,7 @@ def excess_of_datasets(grant: Grant, state: State) -> str:
     return _reached("datasets", count, grant.max_datasets)
 
 
-def excess_of_jobs(
-    grant: Grant, numbered: tuple[str, int] | None, request: Any, state: State
-) -> str:
+def excess_of_jobs(grant: Grant, numbered: Numbered, request: Any, state: State) -> str:
     """Why the grant does not allow the job or the consumer that GetOrCreateJob or JoinIteration
     would add; "" if it does, or nothing is added."""
     if grant.max_jobs is None and grant.max_consumers is None:

@@ -29,7 +29,7 @@ from ...journal.proto import events_pb2 as ev
 from ...journal.splits import split_value
 from ...storage.thread_pool import ThreadPool
 from ..core import commands as c
-from ..core.base import find_save
+from ..core.base import Numbered, find_save
 from ..core.save_streams import MAY_FREE_STREAM, may_assign, streams_of
 from ..core.saves import is_absolute
 from ..core.state import Save, Worker
@@ -113,7 +113,7 @@ class Saves:
         graph: bytes,
         sources: Sequence[ev.SplitSource],
         metadata: bytes,
-        request: tuple[str, int] | None = None,
+        request: Numbered = None,
     ) -> None:
         """Begin to save the dataset of this graph.
 
@@ -136,7 +136,7 @@ class Saves:
         graph: bytes,
         sources: Sequence[ev.SplitSource],
         metadata: tf.DistributedSnapshotMetadata,
-        request: tuple[str, int] | None,
+        request: Numbered,
     ) -> None:
         path, is_gone = await self._threads.run(directory.look_at, path)
         state = self._decider.state
