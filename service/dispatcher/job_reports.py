@@ -15,7 +15,7 @@ from typing import Any
 
 from ...journal.proto import events_pb2 as ev
 from ...journal.reasons import GOODBYE, READ_FAILED, REPAIRED, SILENT, UNREAD
-from .. import ranges
+from ..core.iterations import lost_splits
 from ..errors import MOST_TOLD
 from ..proto import forebay_pb2 as pb
 from .decider import Decider
@@ -207,8 +207,7 @@ class JobReports:
     def _lost(self, job_id: int) -> int:
         job = self._state.jobs[job_id]
         its = (self._state.iterations[i] for i in job.iterations.values())
-        ledgers = (ledger for each in its for ledger in each.ledgers if each.counts(ledger))
-        return job.lost_splits + sum(ranges.total(ledger.lost) for ledger in ledgers)
+        return job.lost_splits + sum(map(lost_splits, its))
 
     # -- what is shown -------------------------------------------------------------------------
 
@@ -223,9 +222,7 @@ class JobReports:
             errors[-1]["time_ms"] >= job.joined_ms
             or any(error["for_good"] and self._is_listed(error["task_id"]) for error in errors)
         )
-        return {
-            "failed": failed, "errors": errors, "left": job.left, "losses": [*job.losses],
-        }  # fmt: skip
+        return {"failed": failed, "errors": errors, "left": job.left, "losses": [*job.losses]}
 
     def _is_listed(self, task_id: int) -> bool:
         """Whether whoever reads the epoch gets the error of this task."""
