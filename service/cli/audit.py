@@ -19,11 +19,9 @@ JOB = typer.Argument(
     ..., help="The job's name, or its id.", envvar="FOREBAY_JOB", show_default=False
 )
 STEP = typer.Option(
-    None, min=0, help="What each consumer gets in this step, counted over all epochs.",
-)  # fmt: skip
-ELEMENT = typer.Option(
-    None, help="BUNDLE:INDEX: the step and the consumer that get this element.",
-)  # fmt: skip
+    None, min=0, help="What each consumer gets in this step, counted over all epochs."
+)
+ELEMENT = typer.Option(None, help="BUNDLE:INDEX: the step and the consumer that get this element.")
 EPOCH = typer.Option(None, min=0, help="With --element: in this epoch; the first is 0.")
 
 PARTS = {"readers", "bundles"}

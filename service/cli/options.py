@@ -69,13 +69,11 @@ def connects(run: Callable[..., None]) -> Callable[..., None]:
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=typer.Option(
-                "", f"--{name.replace('_', '-')}", help=text, show_default=False,
-            ),
+            default=typer.Option("", f"--{name.replace('_', '-')}", help=text, show_default=False),
             annotation=str,
         )
         for name, text in helps.items()
-    ]  # fmt: skip
+    ]
 
     @functools.wraps(run)
     def command(*given: Any, **options: Any) -> None:

@@ -33,30 +33,22 @@ SORTS: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 """By what jobs can be sorted; the first ones are those that need a look."""
 
-WAIT_WORKERS = typer.Option(
-    0, min=0, help="First wait until so many workers are registered.",
-)  # fmt: skip
+WAIT_WORKERS = typer.Option(0, min=0, help="First wait until so many workers are registered.")
 WAIT_TIMEOUT = typer.Option(
-    60.0, min=0.0, help="Seconds to wait for them, and for the dispatcher, before giving up.",
-)  # fmt: skip
+    60.0, min=0.0, help="Seconds to wait for them, and for the dispatcher, before giving up."
+)
 
 
 @connects
 def status(
     service: str = SERVICE,
-    watch: bool = typer.Option(
-        False, help="Keep showing it, until interrupted."
-    ),
+    watch: bool = typer.Option(False, help="Keep showing it, until interrupted."),
     as_json: bool = JSON,
     wait_workers: int = WAIT_WORKERS,
     wait_timeout_s: float = WAIT_TIMEOUT,
-    job: str = typer.Option(
-        "", help="Only this job: its name, or its id.", show_default=False
-    ),
-    sort: str = typer.Option(
-        "job", help=f"Loads by: {', '.join(SORTS)}."
-    ),
-) -> None:  # fmt: skip
+    job: str = typer.Option("", help="Only this job: its name, or its id.", show_default=False),
+    sort: str = typer.Option("job", help=f"Loads by: {', '.join(SORTS)}."),
+) -> None:
     """Workers, jobs with their progress and loads, the leader, the journal's position.
 
     The exit code is 1 without an answer, without so many workers, or without such a job; else 0.

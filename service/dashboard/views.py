@@ -266,10 +266,7 @@ def _loads_of_workers(status: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     found = {}
     for address, of in told.items():
         shares = {k: sum(w[k] for w in of) / len(of) for k in WORKERS_DO}
-        found[address] = {
-            "elements_per_s": sum(one["elements_per_s"] for one in of),
-            **shares,
-        }  # fmt: skip
+        found[address] = {"elements_per_s": sum(one["elements_per_s"] for one in of), **shares}
     return found
 
 
