@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from .durations import Durations
-from .errors import OutOfSequence, StorageUnusable
+from .errors import Missing, OutOfSequence, StorageUnusable
 
 LEASE_MS = 2_000
 """The default lease: how long a writer stays the writer without renewing."""
@@ -73,6 +73,11 @@ def check_snapshot_fits(sequence: int, last: int) -> None:
     """Raise OutOfSequence unless a log that ends at `last` may have a snapshot there."""
     if not 1 <= sequence <= last:
         raise OutOfSequence(f"a snapshot at {sequence} does not fit a log that ends at {last}")
+
+
+def trimmed(url: str, first: int, wanted: int) -> Missing:
+    """The error for a read from record `wanted` of a log that begins with `first`."""
+    return Missing(f"{url}: records before {first} were trimmed, so none can be read from {wanted}")
 
 
 def refuse_trim(before: int, newest: int) -> OutOfSequence:

@@ -15,6 +15,7 @@ from .base import (
     blob_name,
     check_snapshot_fits,
     refuse_trim,
+    trimmed,
 )
 from .errors import Corrupt, Fenced, Locked, Missing
 
@@ -55,10 +56,7 @@ class MemoryStorage(Storage):
     def read(self, after: int = 0) -> Iterator[Record]:
         with self._lock:
             if after + 1 < self._first:
-                raise Missing(
-                    f"{self.url}: records before {self._first} were trimmed, "
-                    f"so none can be read from {after + 1}"
-                )
+                raise trimmed(self.url, self._first, after + 1)
             return iter(self._records[after + 1 - self._first :])
 
     def first_sequence(self) -> int:

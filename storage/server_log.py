@@ -12,8 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .base import trimmed
 from .batches import UnfitBatch, check_follows, decode_batch
-from .errors import Corrupt, Missing, NewerFormat, StorageUnusable
+from .errors import Corrupt, NewerFormat, StorageUnusable
 from .proto.segment_pb2 import Batch
 from .tfrecord import unframe
 
@@ -119,10 +120,7 @@ class LogScan:
                     )
                 return
             if self.sequence < meta.first:
-                raise Missing(
-                    f"{self._names.url}: records before {meta.first} were trimmed, so none can be "
-                    f"read from {self.sequence}"
-                )
+                raise trimmed(self._names.url, meta.first, self.sequence)
             for entry in entries:
                 batch = self._decode(entry)
                 self.acknowledged = batch.first_sequence - 1

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from ..base import LEASE_MS, REGISTER, Extent, Holdings, Record, Storage, is_blob
+from ..base import LEASE_MS, REGISTER, Extent, Holdings, Record, Storage, is_blob, trimmed
 from ..batches import records_above
 from ..errors import Corrupt, Missing, StorageUnusable
 from ..tfrecord import unframe
@@ -160,10 +160,7 @@ class FileStorage(Storage):
         """A pass that begins at or before the batch with record `after + 1`."""
         segments = log.list_segments()
         if segments and after + 1 < segments[0].first:
-            raise Missing(
-                f"{self.url}: records before {segments[0].first} were trimmed, so none can be "
-                f"read from {after + 1}"
-            )
+            raise trimmed(self.url, segments[0].first, after + 1)
         passed = bisect_right(segments, after + 1, key=lambda s: s.first) - 1
         segments = segments[max(0, passed) :]
         resume = self._resume
