@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from .base import (
     LEASE_MS,
@@ -120,9 +121,7 @@ class MemoryWriter(Writer):
         self._require_claim()  # no lease: the writer lives in this process
 
     def append(self, records: Sequence[bytes]) -> int:
-        storage = self._storage
-        with storage._lock:
-            self._require_claim()
+        with self._acting() as storage:
             storage._records += [
                 Record(sequence, self.term, bytes(data))
                 for sequence, data in enumerate(records, self.last_sequence + 1)
@@ -131,20 +130,16 @@ class MemoryWriter(Writer):
             return self.last_sequence
 
     def write_snapshot(self, sequence: int, data: bytes) -> None:
-        with self._storage._lock:
-            self._require_claim()
+        with self._acting() as storage:
             check_snapshot_fits(sequence, self.last_sequence)
-            self._storage._snapshots[sequence] = bytes(data)
+            storage._snapshots[sequence] = bytes(data)
 
     def delete_snapshot(self, sequence: int) -> None:
-        with self._storage._lock:
-            self._require_claim()
-            self._storage._snapshots.pop(sequence, None)
+        with self._acting() as storage:
+            storage._snapshots.pop(sequence, None)
 
     def trim(self, before: int) -> None:
-        storage = self._storage
-        with storage._lock:
-            self._require_claim()
+        with self._acting() as storage:
             if before <= storage._first:
                 return
             newest = max(storage._snapshots, default=0)
@@ -154,27 +149,31 @@ class MemoryWriter(Writer):
             storage._first = before
 
     def write_blob(self, data: bytes, mark: str = "") -> str:
-        with self._storage._lock:
-            self._require_claim()
+        with self._acting() as storage:
             name = blob_name(data, mark)
-            self._storage._blobs[name] = bytes(data)
+            storage._blobs[name] = bytes(data)
             return name
 
     def delete_blob(self, name: str) -> None:
-        with self._storage._lock:
-            self._require_claim()
-            self._storage._blobs.pop(name, None)
+        with self._acting() as storage:
+            storage._blobs.pop(name, None)
 
     def condemn(self, reason: str) -> None:
-        with self._storage._lock:
-            self._require_claim()
-            self._storage._condemned = reason
-            self._storage._writer = None
+        with self._acting() as storage:
+            storage._condemned = reason
+            storage._writer = None
 
     def close(self) -> None:
         with self._storage._lock:
             if self._storage._writer is self:
                 self._storage._writer = None
+
+    @contextmanager
+    def _acting(self) -> Iterator[MemoryStorage]:
+        """The storage, with its lock held, while this is its writer."""
+        with self._storage._lock:
+            self._require_claim()
+            yield self._storage
 
     def _require_claim(self) -> None:
         if self._storage._writer is not self:
