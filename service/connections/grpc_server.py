@@ -221,15 +221,7 @@ class _TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg] # gen
         self._admission = admission
 
     def intercept_service(self, continuation: Callable[..., Any], details: Any) -> Any:
-        refusal = _refusal(self._admission, details)
-        if not refusal:
-            return continuation(details)
-
-        def refuse(_: object, context: grpc.ServicerContext) -> None:
-            _complain(self._admission, details.method, context.peer(), refusal)
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
-
-        return grpc.stream_stream_rpc_method_handler(refuse)  # it waits for no message
+        return _refused(self._admission, details, is_async=False) or continuation(details)
 
 
 class _AsyncTokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # the same
@@ -237,29 +229,38 @@ class _AsyncTokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-a
         self._admission = admission
 
     async def intercept_service(self, continuation: Callable[..., Any], details: Any) -> Any:
-        refusal = _refusal(self._admission, details)
-        if not refusal:
-            return await continuation(details)
-
-        async def refuse(_: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-            _complain(self._admission, details.method, context.peer(), refusal)
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
-
-        return grpc.stream_stream_rpc_method_handler(refuse)
+        return _refused(self._admission, details, is_async=True) or await continuation(details)
 
 
-def _refusal(admission: Admission, details: Any) -> str:
-    """Why the call is refused; "" if it is not."""
+def _refused(admission: Admission, details: Any, *, is_async: bool) -> Any:
+    """What refuses the call; None if it is admitted."""
     try:
         admission.of_metadata(details.invocation_metadata or ())
+        return None
     except Unauthenticated as error:
-        return str(error)
-    return ""
+        refusal = str(error)
+
+    def complain(peer: str) -> None:
+        admission.denials.add(details.method, "unauthenticated")
+        admission.rate_limited_log.warn("refused %.100r of %s: %s", details.method, peer, refusal)
+
+    return _refusing(grpc.StatusCode.UNAUTHENTICATED, refusal, is_async, complain)
 
 
-def _complain(admission: Admission, method: str, peer: str, refusal: str) -> None:
-    admission.denials.add(method, "unauthenticated")
-    admission.rate_limited_log.warn("refused %.100r of %s: %s", method, peer, refusal)
+def _refusing(
+    code: grpc.StatusCode, why: str, is_async: bool, told: Callable[[str], None] = lambda peer: None
+) -> grpc.RpcMethodHandler[Any, Any]:
+    """Receives no request, whatever one that is. `told` is called with the peer of each call."""
+
+    def refuse(_: object, context: Any) -> None:
+        told(context.peer())
+        context.abort(code, why)
+
+    async def refuse_async(_: object, context: Any) -> None:
+        told(context.peer())
+        await context.abort(code, why)
+
+    return grpc.stream_stream_rpc_method_handler(refuse_async if is_async else refuse)
 
 
 _call: ContextVar[grpc.aio.ServicerContext[bytes, bytes]] = ContextVar("forebay-call")
@@ -415,17 +416,7 @@ def refusing_handler(
 ) -> grpc.GenericRpcHandler[Any, Any]:
     """A handler that answers each method of that service with `error`. `messages` has its messages:
     <Method>Request and <Method>Response. `is_async`: for a `grpc.aio` server."""
-
-    code, why = grpc.StatusCode[status_of(error)], str(error)
-
-    def refuse(_: object, context: Any) -> None:
-        context.abort(code, why)
-
-    async def refuse_async(_: object, context: Any) -> None:
-        await context.abort(code, why)
-
-    # It receives no request, whatever one that is.
-    handler = grpc.stream_stream_rpc_method_handler(refuse_async if is_async else refuse)
+    handler = _refusing(grpc.StatusCode[status_of(error)], str(error), is_async)
     kinds = messages.DESCRIPTOR.message_types_by_name
     names = (kind.removesuffix("Request") for kind in kinds if kind.endswith("Request"))
     return grpc.method_handlers_generic_handler(
