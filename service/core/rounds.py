@@ -172,9 +172,8 @@ def _task_removed(state: State, event: ev.TaskRemoved) -> None:
     iteration = state.iterations[task.iteration_id]
     is_listed = task.task_id in iteration.tasks
     tasks.remove(state, task)
-    if not is_listed:  # it was pending, so no consumer knows it
-        return
-    if not kind_of(state.jobs[iteration.job_id]).has_rounds:  # consumers need no round
+    # A pending one is known to no consumer, and those of other reads need no round.
+    if not (is_listed and kind_of(state.jobs[iteration.job_id]).has_rounds):
         return
     removed = iteration.removed
     removed[task.task_id] = event.round
