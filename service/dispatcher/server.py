@@ -58,14 +58,11 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
     candidate = Candidate(storage, options, address, place_of(bound))
     refusal = StandbyHandler(candidate.leader, candidate.stands_by)
     may_see = None if permissions is None else permissions.check_metrics
-    metrics = None
-    if options.http_port >= 0:
-        denials = None if admission is None else admission.denials
-        metrics = DispatcherMetrics(storage, candidate, refusal, denials)
-    sampling = None
+    metrics = http = sampling = None
     try:
-        http = None
-        if metrics is not None:
+        if options.http_port >= 0:
+            denials = None if admission is None else admission.denials
+            metrics = DispatcherMetrics(storage, candidate, refusal, denials)
             source = DashboardSource(metrics, candidate)
 
             def extend(server: HttpServer) -> None:
