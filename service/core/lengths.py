@@ -23,7 +23,7 @@ from .base import (
     require_one_of_each,
 )
 from .bundles import Part, parts_of, splits_of
-from .state import BundleSpec, Dataset, Job, State
+from .state import Dataset, Job, State
 
 UNKNOWN = -1
 
@@ -48,7 +48,7 @@ def _learn_lengths(state: State, command: LearnLengths) -> Decision:
             f"{job.user_name} is not read in order"
         )
     who = f"consumer {consumer.consumer_id}"
-    return _learn(state, job, job.order, command.bundles, command.lengths, who)
+    return _learn(state, job, command.bundles, command.lengths, who)
 
 
 class CountBundles(Command, frozen=True, kw_only=True):
@@ -65,17 +65,14 @@ def _count_bundles(state: State, command: CountBundles) -> Decision:
         return Decision([], [])  # the job was removed, or nobody needs them
     bundles = [bundle % job.order.bundles for bundle in command.bundles]
     who = f"a worker, of job {job.user_name},"
-    return _learn(state, job, job.order, bundles, command.lengths, who)
+    return _learn(state, job, bundles, command.lengths, who)
 
 
 def _learn(
-    state: State,
-    job: Job,
-    order: BundleSpec,
-    bundles: Sequence[int],
-    lengths: Sequence[int],
-    who: str,
+    state: State, job: Job, bundles: Sequence[int], lengths: Sequence[int], who: str
 ) -> Decision:
+    order = job.order
+    assert order is not None
     require_one_of_each(who, "lengths", lengths, bundles)
     parts = parts_of(state.datasets[job.dataset_id], order)
     firsts = [part.first for part in parts]
