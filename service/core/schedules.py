@@ -6,6 +6,8 @@ nobody has given anything behind the place. Of two changes the later one holds, 
 
 from __future__ import annotations
 
+from msgspec.structs import asdict
+
 from ...journal.datasets import MAX_POSITION, SHARES
 from ...journal.proto import events_pb2 as ev
 from ..errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
@@ -101,13 +103,9 @@ def _schedule_changed(state: State, event: ev.ScheduleChanged) -> None:
 
 def change_message(change: DecidedChange) -> ev.ScheduleChange:
     """As events and messages have it."""
-    return ev.ScheduleChange(
-        place=change.place,
-        shares=change.shares,
-        skipped=change.skipped,
-        reason=change.reason,
-        who=change.who,
-    )
+    fields = asdict(change)
+    del fields["time_ms"]  # of the event
+    return ev.ScheduleChange(**fields)
 
 
 DECIDE: Decide = {ChangeSchedule: _change_schedule}
