@@ -290,10 +290,8 @@ def _of_our_certificate(reason: str, peer: str, credentials: Credentials) -> str
         "--tls-ca, or add the authority there",
         "CERTIFICATE_EXPIRED": f"it has expired; renew it, or {_CLOCKS}",
     }
-    what = next((text for alert, text in whats.items() if alert in reason), "")
-    what = (
-        what or f"{reason.lower().replace('_', ' ')}; is it valid yet, for clients, for that host?"
-    )
+    other = f"{reason.lower().replace('_', ' ')}; is it valid yet, for clients, for that host?"
+    what = next((text for alert, text in whats.items() if alert in reason), other)
     return f"{peer} does not accept the certificate {ours or 'of this process'}: {what}"
 
 

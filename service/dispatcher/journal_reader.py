@@ -116,11 +116,9 @@ class JournalProcess:
 
     async def _start(self) -> asyncio.subprocess.Process:
         pipe = asyncio.subprocess.PIPE
+        command = tied(forebay("service.dispatcher.journal_reader"))
         self._process = process = await asyncio.create_subprocess_exec(
-            *tied(forebay("service.dispatcher.journal_reader")),
-            stdin=pipe,
-            stdout=pipe,
-            limit=_LINE_BYTES,
+            *command, stdin=pipe, stdout=pipe, limit=_LINE_BYTES
         )
         assert process.stdin is not None
         process.stdin.write(json.dumps(self._opens).encode() + b"\n")

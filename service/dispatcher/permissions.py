@@ -108,11 +108,9 @@ def _anything(_: Any, __: State) -> Subject:
 
 
 _VIEWER = ((VIEWER, OPERATOR), _everything)
-_WORKER, _OF_TASK, _OF_SAVE = (
-    ((WORKER,), _anything),
-    ((WORKER,), _of_task),
-    ((WORKER,), _everything),
-)
+_WORKER = ((WORKER,), _anything)
+_OF_TASK = ((WORKER,), _of_task)
+_OF_SAVE = ((WORKER,), _everything)
 
 METHODS: dict[str, tuple[tuple[str, ...], Describe]] = {
     "RegisterDataset": ((TRAINER,), _of_dataset),
