@@ -143,11 +143,9 @@ def connect(
     return grpc.secure_channel(address, channel_credentials, options=_with_time_for_tls(options))
 
 
-def connect_async(
-    address: str, options: Sequence[tuple[str, Any]] = CHANNEL_OPTIONS
-) -> grpc.aio.Channel:
+def connect_async(address: str) -> grpc.aio.Channel:
     """A channel to a worker, for coroutines, with the process's own credentials."""
-    options = [*options, *proxy_options(address)]
+    options = [*CHANNEL_OPTIONS, *proxy_options(address)]
     credentials = own_credentials()
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=options)
