@@ -12,7 +12,7 @@ from ...storage import Storage, StorageError
 from ...storage.durations import BOUNDS_S, Durations
 from ..connections.admission import Denials
 from ..core.job_states import STATES, job_state
-from ..core.state import Job, State
+from ..core.state import State
 from ..http.families import MOST_LABELLED, OTHER, Buckets, Family, Measured, denied
 from ..slicing import in_slices
 from .candidate import NO_LEADER, Candidate
@@ -160,12 +160,9 @@ class DispatcherMetrics:
         self.dispatcher = dispatcher
         self._found = 0, 0
         self.counts.follow(dispatcher)
+        work = {"counts": self.counts.keep(), "snapshot": self._find_snapshot(dispatcher)}
         self._tasks = [
-            asyncio.create_task(work, name=f"forebay-http-{name}")
-            for name, work in (
-                ("counts", self.counts.keep()),
-                ("snapshot", self._find_snapshot(dispatcher)),
-            )
+            asyncio.create_task(each, name=f"forebay-http-{name}") for name, each in work.items()
         ]
 
     def stop_leading(self) -> None:
@@ -264,14 +261,17 @@ def _jobs(dispatcher: Dispatcher) -> Iterator[Measured | None]:
     jobs = sorted(state.jobs.values(), key=lambda job: job.used_ms, reverse=True)
     consumers = tasks = 0
     for number, job in enumerate(jobs):
-        its_consumers, its_tasks = _readers_and_tasks(state, job)
+        # Some may be gone by now, as other requests run between slices.
+        found = (state.iterations.get(number) for number in [*job.iterations.values()])
+        its = [iteration for iteration in found if iteration is not None]
+        its_consumers = sum(len(iteration.consumers) for iteration in its)
+        its_tasks = sum(iteration.running_tasks for iteration in its)
         if number < MOST_LABELLED:
             sharding = "BUNDLES" if job.order is not None else ev.Sharding.Name(job.sharding)
             yield JOB(1, job.job_id, job.user_name, job.dataset_id, sharding)
             yield JOB_CONSUMERS(its_consumers, job.job_id)
             yield JOB_TASKS(its_tasks, job.job_id)
             observations = dispatcher.observations(job.job_id)
-            its = [state.iterations[i] for i in job.iterations.values() if i in state.iterations]
             yield JOB_STATE(1, job.job_id, job_state(job, its, observations))
             yield JOB_ERRORS(len(observations.errors), job.job_id)
         else:
@@ -294,13 +294,6 @@ def _wanted(loads: Loads) -> Iterator[Measured]:
             for cause, share in job.waits_for.items():
                 yield JOB_WAITS_FOR(share, job_id, cause)
             yield JOB_BUSY(job.load.busy, job_id)
-
-
-def _readers_and_tasks(state: State, job: Job) -> tuple[int, int]:
-    # Some may be gone by now, as other requests run between slices.
-    found = [state.iterations.get(number) for number in [*job.iterations.values()]]
-    there = [iteration for iteration in found if iteration is not None]
-    return sum(len(i.consumers) for i in there), sum(i.running_tasks for i in there)
 
 
 def _buckets(durations: Durations) -> Buckets:
