@@ -37,11 +37,8 @@ from ..save_files import (
 log = logging.getLogger(__name__)
 
 _CODES = {
-    errno.ENOSPC: "RESOURCE_EXHAUSTED",
-    errno.EDQUOT: "RESOURCE_EXHAUSTED",
-    errno.EACCES: "PERMISSION_DENIED",
-    errno.EPERM: "PERMISSION_DENIED",
-    errno.EROFS: "PERMISSION_DENIED",
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "RESOURCE_EXHAUSTED"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "PERMISSION_DENIED"),
 }
 
 # A split is a scalar int64 TensorProto: dtype 9, an empty shape, 8 bytes of tensor_content.
