@@ -75,8 +75,7 @@ def _task_completed(state: State, event: ev.TaskCompleted) -> None:
     if task.shard is not None:
         iteration.shards_read.add(task.shard)
     iteration.version += 1
-    _take_from_worker(state, task)
-    _forget_answers(state, task)
+    _end(state, task)
 
 
 def lose(state: State, worker: Worker, comes_back: bool) -> None:
@@ -117,8 +116,7 @@ def forget(state: State, iteration: Iteration) -> None:
     forget_lost(state, lambda task: task.iteration_id == iteration.iteration_id)
     for task_id in iteration.all_tasks:
         task = state.tasks.pop(task_id)
-        _take_from_worker(state, task)
-        _forget_answers(state, task)
+        _end(state, task)
     iteration.tasks.clear()
     iteration.barrier = None
     iteration.begun_indices.clear()
@@ -136,8 +134,7 @@ def remove(state: State, task: Task) -> None:
         no_longer_pending(iteration, task.task_id)
     iteration.version += 1
     del state.tasks[task.task_id]
-    _take_from_worker(state, task)
-    _forget_answers(state, task)
+    _end(state, task)
 
 
 def no_longer_pending(iteration: Iteration, task_id: int) -> None:
@@ -148,11 +145,13 @@ def no_longer_pending(iteration: Iteration, task_id: int) -> None:
         iteration.barrier = None
 
 
-def _take_from_worker(state: State, task: Task) -> None:
+def _end(state: State, task: Task) -> None:
+    """Its worker has it no longer, and nobody repeats its requests."""
     worker = state.workers.get(task.worker_id)
     if worker is not None and task.task_id in worker.tasks:
         worker.tasks.discard(task.task_id)
         worker.version += 1
+    _forget_answers(state, task)
 
 
 def _forget_answers(state: State, task: Task) -> None:
