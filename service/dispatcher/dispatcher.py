@@ -150,14 +150,8 @@ class Dispatcher(Decider):
             "leads_s": time.monotonic() - self._leads_from_s,
             "append_s": appends.sum_s / max(1, sum(appends.counts)),  # on average
             "storage": self.storage_watch.status(),
-            "silent_workers": [
-                {"address": worker.address, "silent_s": silent_s}
-                for worker, silent_s in self.failure_detector.silent_workers()
-            ],
-            "unreachable_workers": [
-                {"address": worker.address, "since_s": since_s}
-                for worker, since_s in self.failure_detector.unreachable_workers()
-            ],
+            "silent_workers": [*self.failure_detector.silent_workers()],
+            "unreachable_workers": [*self.failure_detector.unreachable_workers()],
             "worker_timeout_s": _seconds(self.options.worker_timeout_ms),
             "client_timeout_s": _seconds(self.options.client_timeout_ms),
             "lost_workers": self._lost_workers(),

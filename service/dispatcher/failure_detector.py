@@ -26,6 +26,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from ...journal.reasons import SILENT
 from ..connections.grpc_server import current_peer
@@ -116,21 +117,21 @@ class FailureDetector:
             return None
         return 0.0 if member.waits else time.monotonic() - member.heard_s
 
-    def silent_workers(self) -> Iterator[tuple[Worker, float]]:
+    def silent_workers(self) -> Iterator[dict[str, Any]]:
         """Those that have not been heard for longer than usual, and for how long. A worker that has
-        been answered asks again at once."""
+        been answered asks again at once. As the status tells them."""
         for worker in self._decider.state.workers.values():
             silent_s = self.silent_s(worker.worker_id) or 0.0
             if silent_s > (UNUSUAL_STOCK_S if worker.stock else UNUSUAL_S):
-                yield worker, silent_s
+                yield {"address": worker.address, "silent_s": silent_s}
 
-    def unreachable_workers(self) -> Iterator[tuple[Worker, float]]:
+    def unreachable_workers(self) -> Iterator[dict[str, Any]]:
         """Those whose data addresses refuse consumers that never were connected, and since when."""
         now = time.monotonic()
         for worker in self._decider.state.workers.values():
             member = self._present(worker.worker_id)
             if now - member.unreachable_s <= UNREACHABLE_S:
-                yield worker, now - member.unreachable_from_s
+                yield {"address": worker.address, "since_s": now - member.unreachable_from_s}
 
     def is_gone(self, consumer_id: int) -> bool:
         """Whether the consumer left, or its connection broke and it has not returned in time."""
