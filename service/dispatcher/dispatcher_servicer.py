@@ -309,13 +309,9 @@ class DispatcherServicer:
 
     async def join_iteration(self, request: pb.JoinIterationRequest) -> pb.JoinIterationResponse:
         state = self._dispatcher.state
-        how: dict[str, Any] = {
-            "request": self._numbered(request.request),
-            "epoch": request.epoch,
-            "consumer_index": request.consumer_index
-            if request.HasField("consumer_index")
-            else None,
-        }
+        how: dict[str, Any] = {"request": self._numbered(request.request), "epoch": request.epoch}
+        if request.HasField("consumer_index"):
+            how["consumer_index"] = request.consumer_index
         joins_job = request.HasField("job")
         warnings = await self._warnings_for(request.job) if joins_job else []
         if request.HasField("member"):
@@ -383,9 +379,8 @@ class DispatcherServicer:
         dispatcher, state = self._dispatcher, self._dispatcher.state
         consumer_id = request.consumer_id
         iteration = self._iteration_of(consumer_id)
-        refusing = dict.fromkeys(request.never_answered, False) | dict.fromkeys(
-            request.refused, True
-        )
+        refusing = dict.fromkeys(request.never_answered, False)
+        refusing |= dict.fromkeys(request.refused, True)
         for task_id in iteration.tasks if refusing else ():
             worker = state.workers.get(state.tasks[task_id].worker_id)
             if worker is not None and worker.uid in refusing:

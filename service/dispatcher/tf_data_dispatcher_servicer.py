@@ -175,14 +175,13 @@ class TfDataDispatcherServicer:
     async def get_or_create_job(
         self, request: pb.GetOrCreateJobRequest
     ) -> pb.GetOrCreateJobResponse:
+        num_consumers = request.num_consumers if request.HasField("num_consumers") else None
         job_id = await self._dispatcher.execute(
             c.GetOrCreateJob(
                 dataset_id=request.dataset_id,
                 name=request.job_name,
                 sharding=request.processing_mode_def.sharding_policy,
-                num_consumers=(
-                    request.num_consumers if request.HasField("num_consumers") else None
-                ),
+                num_consumers=num_consumers,
                 cross_trainer_cache=request.use_cross_trainer_cache,
                 target_workers=request.target_workers,
             )
