@@ -154,26 +154,26 @@ class DispatcherClient:
         except _ChannelReplaced as error:
             raise Unavailable("the connection to the dispatcher was closed") from error
         except grpc.RpcError as error:
-            if _is_away(error) and not closed.is_set():
+            code, details = error.code(), error.details() or ""
+            is_away = code in TEMPORARY and code is not grpc.StatusCode.ABORTED
+            if is_away and not closed.is_set():
                 why = self._why_no_tls(error, self._address)
-                details = error.details() or ""
                 if not why and _SAID.match(details):
                     raise Unavailable(
                         f"no dispatcher serves at {', '.join(self.addresses)} now: {details}"
                     ) from error
                 why = why or (
-                    f"({error.code().name}: {details}); is it running, and reachable?{self._note()}"
+                    f"({code.name}: {details}); is it running, and reachable?{self._note()}"
                 )
                 raise Unavailable(
                     f"no dispatcher answers at {', '.join(self.addresses)} {why}"
                 ) from error
-            details = error.details() or ""
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED and _NO_DISPATCHER.match(details):
+            if code is grpc.StatusCode.UNIMPLEMENTED and _NO_DISPATCHER.match(details):
                 raise Unimplemented(
                     f"what answers at {self._address} is no dispatcher of Forebay's, or an earlier "
                     f"version's: it does not know {method}; give a dispatcher's address"
                 ) from error
-            raise error_of_status(error.code(), details) from error
+            raise error_of_status(code, details) from error
 
     def call_numbered(
         self,
@@ -349,14 +349,13 @@ def _leader(error: grpc.RpcError) -> str:
     return next((value for key, value in metadata if key == LEADER_KEY), "")
 
 
+def _code(error: BaseException | None) -> grpc.StatusCode | None:
+    """The status of a call; None if the error is of another kind."""
+    return error.code() if isinstance(error, grpc.RpcError) else None
+
+
 def _is_temporary(error: BaseException) -> bool:
-    return isinstance(error, _ChannelReplaced) or (
-        isinstance(error, grpc.RpcError) and error.code() in TEMPORARY
-    )
-
-
-def _is_away(error: grpc.RpcError) -> bool:
-    return error.code() in TEMPORARY and error.code() is not grpc.StatusCode.ABORTED
+    return isinstance(error, _ChannelReplaced) or _code(error) in TEMPORARY
 
 
 _accepted: set[tuple[tuple[str, ...], Credentials | None]] = set()
@@ -376,7 +375,7 @@ class _Refusals:
         self._pause_s = 0.0
         if _is_temporary(error):
             return True
-        if not (self._was_accepted and _refuses_token(error)):
+        if not self._was_accepted or _code(error) is not grpc.StatusCode.UNAUTHENTICATED:
             return False
         self._pause_s = CHECK_S  # the files are looked at once in so long
         now = time.monotonic()
@@ -386,10 +385,6 @@ class _Refusals:
     def pause_s(self, _: tenacity.RetryCallState) -> float:
         """Before the next attempt, besides the usual pause."""
         return self._pause_s
-
-
-def _refuses_token(error: BaseException) -> bool:
-    return isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 class _Complaint:
@@ -404,7 +399,7 @@ class _Complaint:
 
     def __call__(self, state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
-        away = not isinstance(error, grpc.RpcError) or error.code() is not grpc.StatusCode.ABORTED
+        away = _code(error) is not grpc.StatusCode.ABORTED
         # Count only the pauses: an attempt itself may have waited long.
         if state.idle_for > self._due_s[away]:
             self._due_s[away] = max(2 * state.idle_for, COMPLAIN_AFTER_S)
