@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any
 
 from ..storage import Corrupt, Missing, Record, Storage
@@ -71,11 +71,7 @@ def _events(
         raise Missing(
             f"{storage.url}: the state as of {at} is gone: the history begins at record {begin}"
         ) from None
-    return _decode([] if first is None else chain([first], records), at)
-
-
-def _decode(records: list[Record] | chain[Record], at: int | None) -> Iterator[tuple[int, Event]]:
-    for sequence, _, data in records:
-        if at is not None and sequence > at:
-            return
-        yield sequence, decode(sequence, data)
+    found: Iterable[Record] = () if first is None else chain([first], records)
+    if at is not None:
+        found = takewhile(lambda record: record.sequence <= at, found)
+    return ((sequence, decode(sequence, data)) for sequence, _, data in found)
