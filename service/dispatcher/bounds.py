@@ -278,7 +278,6 @@ def check(request: Message) -> None:
 @functools.cache
 def _bound_of(field: Field) -> tuple[bool, Bound | None]:
     """Whether the field is repeated, and what checks its values."""
-    most = {Field.TYPE_STRING: _TEXTS.get(field.name, MAX_NAME), Field.TYPE_BYTES: MAX_BYTES}
     bound: Bound | None = None
     if field.message_type is not None:
         bound = _check_messages
@@ -287,10 +286,10 @@ def _bound_of(field: Field) -> tuple[bool, Bound | None]:
             bound = partial(_check_map, of_values)
     elif field.enum_type is not None:
         bound = partial(_check_enum, frozenset(field.enum_type.values_by_number))
-    elif field.type == Field.TYPE_STRING or (
-        field.type == Field.TYPE_BYTES and field.name not in _OF_DATASETS
-    ):
-        bound = partial(_check_sizes, most[field.type])
+    elif field.type == Field.TYPE_STRING:
+        bound = partial(_check_sizes, _TEXTS.get(field.name, MAX_NAME))
+    elif field.type == Field.TYPE_BYTES and field.name not in _OF_DATASETS:
+        bound = partial(_check_sizes, MAX_BYTES)
     elif field.cpp_type in _INTEGERS and field.name not in _ANY_NUMBER:
         bound = _check_numbers
     return repeats(field), bound
