@@ -110,11 +110,8 @@ def join(state: State, job: Job, command: JoinIteration, ids: Ids) -> Decision:
                 events.append(left(consumer_id, STARTED_AGAIN.format(consumer_index)))
         if anew:
             events += let_go(state, iteration)
-            iteration = (
-                replace(iteration, tasks=[], consumers=set(), barrier=None, begun_indices=set())
-                if iteration.ledgers
-                else None
-            )
+            kept = replace(iteration, tasks=[], consumers=set(), barrier=None, begun_indices=set())
+            iteration = kept if iteration.ledgers else None
     if iteration is None:
         iteration = Iteration(ids.new(), job.job_id, epoch, [])
         begun = ev.IterationCreated(

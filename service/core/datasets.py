@@ -73,10 +73,8 @@ def _register_dataset(state: State, command: RegisterDataset) -> Decision:
     if command.restores:
         find_dataset(state, dataset_id)  # its id is not chosen again
     if dataset_id and (known := state.datasets.get(dataset_id)):
-        if (known.outline.metadata, known.outline.compression) != (
-            command.definition.metadata,
-            command.definition.compression,
-        ):
+        old, new = known.outline, command.definition
+        if (old.metadata, old.compression) != (new.metadata, new.compression):
             raise InvalidArgument(
                 "Datasets with the same ID should have the same structure: dataset "
                 f"{dataset_id!r} is registered with another element_spec, compression or "
