@@ -262,7 +262,7 @@ def _jobs(dispatcher: Dispatcher) -> Iterator[Measured | None]:
     consumers = tasks = 0
     for number, job in enumerate(jobs):
         # Some may be gone by now, as other requests run between slices.
-        found = (state.iterations.get(number) for number in [*job.iterations.values()])
+        found = (state.iterations.get(i) for i in [*job.iterations.values()])
         its = [iteration for iteration in found if iteration is not None]
         its_consumers = sum(len(iteration.consumers) for iteration in its)
         its_tasks = sum(iteration.running_tasks for iteration in its)
