@@ -94,6 +94,7 @@ def encoded_status(
     known, numbers = _known(state), [*state.iterations]
 
     def with_jobs() -> Iterator[bytes]:
+        """The copied state has one job at a time."""
         yield from pieces
         copies = dict(zip(numbers, _parts_of(iterations), strict=True))
         separator = b',"jobs":['
