@@ -29,10 +29,12 @@ STREAMS = 8
 """A stream has at least 1/STREAMS of a worker's even share of a save."""
 
 
-MAY_FREE_STREAM = {
-    *("save_started", "save_finished", "save_failed", "stream_assigned", "stream_completed"),
-    *("worker_registered", "worker_drains", "worker_lost"),
-}
+MAY_FREE_STREAM = frozenset(
+    {
+        *("save_started", "save_finished", "save_failed", "stream_assigned", "stream_completed"),
+        *("worker_registered", "worker_drains", "worker_lost"),
+    }
+)
 """The events after which a worker may be assigned another stream."""
 
 

@@ -194,8 +194,9 @@ class DispatcherServicer:
             await self._dispatcher.execute(
                 c.DeclareLengths(dataset_id=dataset_id, lengths=tuple(request.lengths))
             )
-        # Without an id, only an equal dataset is reused, which does not differ.
-        differs = await self._dispatcher.graphs.difference(dataset_id, definition, graph)
+        differs = ""
+        if request.dataset_id:  # without an id, only an equal dataset is reused
+            differs = await self._dispatcher.graphs.difference(dataset_id, definition, graph)
         return pb.RegisterDatasetResponse(dataset_id=dataset_id, differs=differs)
 
     async def _register_mixture(
@@ -213,12 +214,15 @@ class DispatcherServicer:
                 f"datasets {packed} compress their elements themselves, and no source of a mixture "
                 'may: register them with another compression than "SNAPPY"'
             )
-        spec = metadata_of(found[0].outline.metadata).element_spec
+        first = found[0]
+        spec = metadata_of(first.outline.metadata).element_spec
         definition.metadata = encode_metadata(spec, INFINITE_CARDINALITY)
         stored_sources = ev.Mixture(sources=definition.mixture.sources).SerializeToString()
         admit = functools.partial(self._admit_dataset, request.dataset_id)
         dataset_id = await graphs.register(request.dataset_id, definition, stored_sources, admit)
-        differs = await graphs.difference(dataset_id, definition, stored_sources)
+        differs = ""
+        if request.dataset_id:
+            differs = await graphs.difference(dataset_id, definition, stored_sources)
         return pb.RegisterDatasetResponse(dataset_id=dataset_id, differs=differs)
 
     def _admit_dataset(self, dataset_id: str) -> None:

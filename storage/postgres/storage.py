@@ -91,8 +91,16 @@ class PostgresStorage(ServerStorage):
 
     def holdings(self) -> Holdings:
         (row,) = read(self._client, _HOLDINGS) or [(0,) * 6]
-        entries, log_bytes, *snapshots_and_blobs = row  # each a count and a sum
-        return Holdings(int(entries > 0), log_bytes, 0, *snapshots_and_blobs)
+        entries, log_bytes, snapshots, snapshot_bytes, blobs, blob_bytes = row
+        return Holdings(
+            segments=int(entries > 0),
+            log_bytes=log_bytes,
+            torn_bytes=0,
+            snapshots=snapshots,
+            snapshot_bytes=snapshot_bytes,
+            blobs=blobs,
+            blob_bytes=blob_bytes,
+        )
 
     def _meta(self, client: PostgresClient) -> Meta | None:
         return read_meta(client)
