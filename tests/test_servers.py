@@ -391,33 +391,3 @@ def test_errors_are_the_peers() -> None:
             service.DispatchServer(wrong)
     with pytest.raises(InvalidArgument, match="`config` must be a WorkerConfig, not '127"):
         service.WorkerServer("127.0.0.1:1")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("distributed", "h:1"), "processing mode should be"),
-        (("DYNAMIC", "h:1"), "Give ShardingPolicy.DYNAMIC"),
-        ((DYNAMIC, "h:1", ""), "must not be empty"),
-        ((DYNAMIC, "h:1", 5), "must be a string"),
-        ((DYNAMIC, "h:1", "j", 0), "either set both `consumer_index` and `num_consumers`"),
-        ((DYNAMIC, "nowhere"), "host:port"),
-    ],
-)
-def test_arguments_that_make_no_sense(arguments: tuple[object, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        tf.data.Dataset.range(1).apply(service.distribute(*arguments))  # type: ignore[arg-type]
-
-
-def test_the_interpreter_ends_with_servers_running() -> None:
-    program = (
-        "from forebay import service\n"
-        "d = service.DispatchServer()\n"
-        "w = service.WorkerServer(service.WorkerConfig(d.address))\n"
-        "print('up')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout.strip() == "up", done.stderr
-    assert done.returncode == 0

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from forebay.service.errors import InvalidArgument
-from forebay.service.order import permuted_many
 from forebay.service.pipelines.files import lines, streams
 from forebay.service.pipelines.files.reading import FileRecords
 from forebay.service.proto import forebay_pb2 as pb
@@ -107,17 +106,6 @@ def test_blank_lines_of_json_are_no_records_and_do_not_shift_numbers(
             Corrupt, match=f"record {bad} of {path} cannot be read: line {numbers[bad]}: "
         ):
             [*made.blocks(0)]
-
-
-def test_any_record_is_read_at_once(register: Register, tmp_path: Path) -> None:
-    rows = [{"n": number, "t": "ä" * (number % 50)} for number in range(1000)]
-    path = tmp_path / "a.ndjson"
-    path.write_text("\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
-    request = register(path, shuffle_records=True, seed=3, split_records=100)
-    order = permuted_many(np.arange(1000), 1000, 3, 0)
-    assert all_records(request) == [
-        {"n": rows[one]["n"], "t": str(rows[one]["t"]).encode()} for one in order
-    ]
 
 
 DTYPES = {

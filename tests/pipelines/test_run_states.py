@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from forebay.journal.splits import MAX_REASON
 from forebay.service.errors import PipelineError
 from forebay.service.pipelines import SkipReport, SplitRange
 from forebay.service.pipelines.python.child_connections import Died, ElementPlace, Failed
@@ -59,18 +58,6 @@ def test_a_range_is_asked_for_when_a_slot_has_nothing_to_do_and_not_before() -> 
     assert made.is_over
 
 
-def test_what_was_to_be_run_again_goes_on_behind_what_came() -> None:
-    made, tell = states(RETRY, 1, width=1)
-    tell("begun")
-    assert tell("granted", SplitRange(0, 9, 0)) == [StartRun(0, 0, 9, 0)]
-    made.received(0, 7, ElementPlace(2, 3))
-    assert tell("failed", 0, Failed("UNKNOWN", "why", ElementPlace(2, 4))) == [StartRun(0, 2, 7, 4)]
-    died = Died("exit code 7", ElementPlace(6, 0), sent=ElementPlace(5, 0))
-    assert tell("failed", 0, died) == [StartRun(0, 5, 4, 0)]
-    with pytest.raises(PipelineError, match=r"w:1: split 6, element 0: the process .* exit code 7"):
-        tell("failed", 0, died)
-
-
 @pytest.mark.parametrize("on_error", [RETRY, SKIP])  # no split is to blame for a start
 def test_starts_that_fail_count_for_their_own_splits(on_error: OnError) -> None:
     """All processes end at once if their fork server does."""
@@ -83,36 +70,6 @@ def test_starts_that_fail_count_for_their_own_splits(on_error: OnError) -> None:
     assert tell("failed", 1, died) == [StartRun(1, 3, 3, 0)]
     with pytest.raises(PipelineError, match="its start: the process that ran it ended"):
         tell("failed", 0, died)
-
-
-def test_a_bundle_is_run_again_from_its_first_split() -> None:
-    made, tell = states(RETRY, 1, width=1, bundle_start=10)
-    tell("begun")
-    assert tell("granted", SplitRange(4, 5, 0)) == [StartRun(0, 4, 5, 10)]
-    made.received(0, 7, ElementPlace(6, 1))
-    assert tell("failed", 0, Died("exit code 7", ElementPlace(7, 0), ElementPlace(7, 0))) == [
-        StartRun(0, 4, 5, 17)
-    ]
-
-
-def test_a_split_is_skipped_once_that_was_allowed() -> None:
-    made, tell = states(SKIP, width=1)
-    tell("begun")
-    assert tell("granted", SplitRange(0, 9, 0)) == [StartRun(0, 0, 9, 0)]
-    made.received(0, 2, ElementPlace(1, 1))
-    died = Died("exit code 7", ElementPlace(3, 2), sent=ElementPlace(1, 1))
-    report, ask = tell("failed", 0, died)
-    assert ask == Ask()  # nothing waits for the answer but what was lost
-    reason = "split 3, element 2: the process that ran it ended: exit code 7"
-    assert report == SkipReport(3, 0, reason, 100)  # what was made of it did not come
-    assert tell("granted", None) == [] and not made.is_over
-    assert tell("answered", True) == [StartRun(0, 1, 2, 1)]
-    assert tell("done", 0) == [StartRun(0, 4, 5, 0)]
-    there = ElementPlace(4, 0)
-    (report,) = tell("failed", 0, Died("x" * 9999, there, sent=there))
-    assert len(report.reason) == MAX_REASON
-    with pytest.raises(PipelineError, match=r"x\n\(no more than 100 splits are skipped"):
-        tell("answered", False)
 
 
 def test_who_takes_too_long_is_ended_once_and_not_for_what_others_wait() -> None:

@@ -64,25 +64,6 @@ def test_elements_take_turns(sharding: ev.Sharding) -> None:
     assert shards(batches, sharding) == [[[0, 1, 2]], [[3, 4, 5]], [[6, 7]]]
 
 
-@pytest.mark.parametrize("sharding", [ev.DATA, ev.FILE_OR_DATA])
-@pytest.mark.parametrize("end", [
-    lambda batches: batches,
-    lambda batches: batches.prefetch(1),
-    lambda batches: batches.prefetch(1).with_options(tf.data.Options()),
-    lambda batches: batches.apply(tf.data.experimental.assert_cardinality(4)),
-], ids=["itself", "prefetch", "options", "assert_cardinality"])  # fmt: skip
-def test_a_rebatch_at_the_end_keeps_its_batch_sizes(sharding: ev.Sharding, end: Any) -> None:
-    batches = tf.data.Dataset.range(10).batch(4)
-    assert shards(end(batches.rebatch(3)), sharding) == [[[0, 1, 2], [9]], [[3, 4, 5]], [[6, 7, 8]]]
-    whole = batches.rebatch(3, drop_remainder=True)
-    if end(whole).cardinality() != 4:  # as asserted
-        assert shards(end(whole), sharding) == [[[0, 1, 2]], [[3, 4, 5]], [[6, 7, 8]]]
-    lengths = batches.rebatch([5, 2, 2, 1])
-    assert shards(end(lengths), sharding) == [[[*range(5)], [9]], [[5, 6]], [[7, 8]]]
-    twice = batches.rebatch(2).rebatch(3)
-    assert shards(end(twice), sharding) == [[[0, 1, 2], [9]], [[3, 4, 5]], [[6, 7, 8]]]
-
-
 @pytest.mark.parametrize("sharding", [ev.FILE, ev.FILE_OR_DATA])
 def test_files_take_turns(sharding: ev.Sharding, files: list[str]) -> None:
     assert shards(lines(files), sharding) == BY_FILE
@@ -157,14 +138,6 @@ def test_what_comes_to_the_hint_takes_turns(files: list[str]) -> None:
     assert shards(hinted, ev.HINT) == BY_FILE
     hinted = tf.data.Dataset.range(8).shard(SHARD_HINT, 7).map(lambda x: 10 * x)
     assert shards(hinted, ev.HINT) == [[0, 30, 60], [10, 40, 70], [20, 50]]
-
-
-def test_the_policy_is_the_readers_not_the_datasets(files: list[str]) -> None:
-    for policy in ("OFF", "DATA", "AUTO"):
-        options = tf.data.Options()
-        kind = tf.data.experimental.AutoShardPolicy[policy]
-        options.experimental_distribute.auto_shard_policy = kind
-        assert shards(lines(files).with_options(options), ev.FILE) == BY_FILE
 
 
 def test_what_cannot_be_sharded_says_why(files: list[str]) -> None:

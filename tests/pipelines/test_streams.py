@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from forebay.service.errors import FailedPrecondition, InvalidArgument
+from forebay.service.errors import InvalidArgument
 from forebay.service.pipelines.files import byte_sources, open_files, streams
 from forebay.service.pipelines.files.formats import Damaged
 from forebay.service.pipelines.files.manifest import decode
@@ -374,15 +374,6 @@ def test_a_damaged_record_of_a_stream_is_left_out(register: Register, tmp_path: 
         assert found == [row for number, row in enumerate(rows) if number not in left]
         with pytest.raises(Corrupt, match=f"record 5 of {path} cannot be read: its checksum"):
             everything(register(path, count=count))
-
-
-def test_a_file_that_was_changed_is_refused(register: Register, tmp_path: Path) -> None:
-    path = tmp_path / "a.txt.gz"
-    path.write_bytes(gzip.compress(b"a\nb\n"))
-    request = register(path, format="lines")
-    path.write_bytes(gzip.compress(b"a\nb\nc\n"))
-    with pytest.raises(FailedPrecondition, match=r"had .* when it was registered"):
-        everything(request)
 
 
 @pytest.mark.parametrize("behind", [b"", b"\0" * 700, b"garbage"])

@@ -1,31 +1,42 @@
-"""What a waiting consumer logs, and what its heartbeats report."""
+"""Consumers: what they wait for, log and report; in rounds, in groups, and where workers refuse."""
 
 from __future__ import annotations
 
 import queue
 import threading
 import time
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
+from forebay import service
 from forebay.service.blocks import Block
 from forebay.service.client import heartbeats as clients_heartbeats
-from forebay.service.client import wait_log
+from forebay.service.client import reader, wait_log
+from forebay.service.client.consumer import Consumer
 from forebay.service.client.heartbeats import Heartbeats
+from forebay.service.client.options import ShardingPolicy, read_options
+from forebay.service.client.reader import Reader
+from forebay.service.client.slices import Slices
 from forebay.service.client.wait_log import WaitLog
 from forebay.service.delivery import EndOfTask
 from forebay.service.errors import Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.transport import ConnectionRefused
 
-from .connections import Client, consuming, news
+from ..cluster import WorkerProcess
+from ..stock import DispatcherProcess
+from .connections import Client, consuming, news, task
 
 NEWS = pb.ConsumerHeartbeatResponse
 
-pytestmark = pytest.mark.usefixtures("connections")
 
-
+@pytest.mark.usefixtures("connections")
 class TestWaiting:
     def test_the_warning_comes_soon_and_is_repeated_after_twice_the_time(
         self, caplog: pytest.LogCaptureFixture
@@ -219,3 +230,177 @@ def test_heartbeats_report_workers_that_refuse_connections(
     assert isinstance(heard.get(timeout=30), Unavailable)
     heartbeats.join()
     assert not heartbeats.alive and heard.empty()
+
+
+NOTHING = Block(0, ())
+
+
+@pytest.fixture
+def consumer(connections: None) -> Iterator[Consumer]:
+    with consuming(consumer_index=0, num_consumers=2) as made:
+        yield made
+
+
+def says(
+    workers: dict[int, int],
+    *,
+    lost: tuple[int, ...] = (),
+    removed: dict[int, int] | None = None,
+    block: int | None = None,
+) -> pb.ConsumerHeartbeatResponse:
+    """News that list tasks with their workers, and say which of the workers are lost."""
+    tasks = [task(i, uid, lost=uid if i in lost else 0) for i, uid in workers.items()]
+    return pb.ConsumerHeartbeatResponse(tasks=tasks, removed=removed, block_round=block)
+
+
+def numbers(block: Block) -> list[int]:
+    return np.asarray(block.components[0].values).tolist()
+
+
+def test_a_consumer_that_never_waits_keeps_no_taken_elements(consumer: Consumer) -> None:
+    consumer._hear(says({1: 11}))
+    blocks = consumer.blocks(NOTHING)
+    consumer.handle_inbox()
+    for number in range(50):
+        Client.all[11].send(1, number)
+        assert numbers(next(blocks)) == [number]
+        assert consumer._inbox.qsize() <= 1
+
+
+def test_a_consumer_that_never_waits_handles_news(consumer: Consumer) -> None:
+    consumer._hear(says({1: 11}))
+    consumer.handle_inbox()
+    blocks = consumer.blocks(NOTHING)
+    Client.all[11].send(1, 0)
+    assert numbers(next(blocks)) == [0]
+    consumer._hear(says({1: 11, 2: 12}))
+    Client.all[11].send(1, 1)
+    assert numbers(next(blocks)) == [1]
+    assert Client.all[12].reads == [2]
+    consumer._hear(Unavailable("the dispatcher is another one"))
+    Client.all[11].send(1, 2)
+    with pytest.raises(Unavailable, match="another one"):
+        next(blocks)
+
+
+def test_a_paused_consumer_survives_changes_of_workers(consumer: Consumer) -> None:
+    """The heartbeats went on meanwhile."""
+    consumer._hear(says({1: 11}))
+    consumer.handle_inbox()
+    consumer._hear(says({1: 11}, block=5))
+    consumer._hear(says({1: 11, 2: 12}))
+    consumer._hear(says({1: 11, 2: 12, 3: 13}))
+    consumer._hear(says({1: 11, 2: 12, 3: 13}, lost=(1, 3)))
+    consumer._hear(says({2: 12}, removed={1: 0, 3: 0}))
+    Client.all[11].send(1, 0)
+    consumer.handle_inbox()
+    Client.all[12].send(2, 7)
+    assert numbers(next(consumer.blocks())) == [7]
+    assert Client.all[11].stopped == [1] and Client.all[11].closed
+    assert 13 not in Client.all
+
+
+def test_a_removed_task_is_read_up_to_its_last_round(consumer: Consumer) -> None:
+    consumer._hear(says({1: 11, 2: 12}))
+    consumer.handle_inbox()
+    Client.all[11].send(1, 0)
+    Client.all[11].send(1, 2, 4)
+    Client.all[11].send(1, 6)
+    consumer._hear(says({1: 11, 2: 12}, lost=(1,)))
+    consumer._hear(says({2: 12}, removed={1: 2}))
+    blocks = consumer.blocks(NOTHING)
+    Client.all[12].send(2, 1, 3, 5)
+    assert numbers(next(blocks)) == [0, 1, 2, 3, 5]
+    assert Client.all[11].stopped == [1] and Client.all[11].closed
+    assert Client.all[11].held == 0, "of what nobody reads the budget of elements knows no more"
+    Client.all[11].send(1, 8)  # was on its way
+    assert Client.all[11].held == 0
+
+
+def test_a_removed_task_leaves_the_credit_to_the_next_one_of_its_worker(consumer: Consumer) -> None:
+    """Its elements come in turn with the next task's, for which there would be no credit."""
+    consumer._hear(says({1: 11, 2: 12}))
+    consumer.handle_inbox()
+    Client.all[11].send(1, 0)
+    Client.all[11].send(1, 2)
+    Client.all[12].send(2, 1)
+    consumer._hear(says({1: 11, 2: 12}, lost=(1,)))
+    consumer._hear(says({2: 12, 3: 11}, removed={1: 2}))
+    blocks = consumer.blocks(NOTHING)
+    assert numbers(next(blocks)) == [0, 1]
+    assert next(blocks) is NOTHING
+    assert Client.all[11].held == 0 and Client.all[11].stopped == [1]
+    assert Client.all[11].reads == [1, 3]
+    Client.all[11].send(1, 4)  # was on its way
+    assert Client.all[11].held == 0
+    Client.all[11].send(3, 9)
+    assert numbers(next(blocks)) == [9, 2]
+    assert Client.all[11].held == 0
+
+
+GRACE_MS, PATIENCE_S = 200, 1.5
+"""A new dispatcher knows after three times the grace who is gone. To say goodbye takes longer than
+the patience."""
+
+
+def joined(target: str, dataset_id: str) -> Generator[Block, None, None]:
+    """An ordered read that has joined its group."""
+    how = read_options(ordered=True, consumer_index=0, num_consumers=2)
+    assert how.ordered is not None
+    blocks = Reader(target, dataset_id, ShardingPolicy.OFF, "job", how).iterate(NOTHING)
+    while how.ordered.epoch is None:
+        assert next(blocks) is NOTHING
+    return blocks
+
+
+def test_time_without_a_dispatcher_is_not_waited_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "GROUP_S", PATIENCE_S)
+    with (
+        ThreadPoolExecutor(1) as pool,
+        DispatcherProcess(tmp_path, reconnect_grace_ms=GRACE_MS) as dispatcher,
+    ):
+        dataset_id = service.register_dataset(dispatcher.target, tf.data.Dataset.range(4))
+        before = joined(dispatcher.target, dataset_id)
+        dispatcher.kill()
+        after = pool.submit(joined, dispatcher.target, dataset_id)
+        before.close()  # in vain
+        dispatcher.restart()
+        after.result().close()
+
+
+IN_ORDER = {"ordered": True, "cycle_length": 2}
+
+
+@pytest.mark.parametrize("way", [IN_ORDER, {"delivery": "at_least_once"}])
+def test_others_are_asked_for_what_a_killed_worker_was_to_make(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: dict[str, Any]
+) -> None:
+    """At once, also if the trainer has many elements and takes long for each."""
+    got, asked, heard, refused = list[int](), list[int](), threading.Event(), Slices.refused
+
+    def record(slices: Slices, worker_uid: int) -> None:
+        asked.append(len(got))
+        refused(slices, worker_uid)
+
+    monkeypatch.setattr(Slices, "refused", record)
+    monkeypatch.setattr(Heartbeats, "refused", lambda *_: heard.set())  # and not the dispatcher
+    with (
+        DispatcherProcess(tmp_path) as dispatcher,
+        WorkerProcess(dispatcher.address) as killed,
+        WorkerProcess(dispatcher.address),
+    ):
+        service.wait_for_workers(dispatcher.target, 2)
+        dataset = tf.data.Dataset.range(40).map(lambda x: tf.fill([100_000], x))
+        dataset_id = service.register_dataset(dispatcher.target, dataset)
+        how: Any = {"shuffle": False, "bundle_splits": 1, **way}
+        with service.read(dispatcher.target, dataset_id, **how) as elements:
+            got.append(int(next(elements)[0]))
+            time.sleep(1)  # more elements come than the trainer takes
+            heard.clear()
+            killed.kill()
+            assert heard.wait(60)
+            got.extend(int(element[0]) for element in elements)
+        assert asked[0] < 8
+        assert (got if way is IN_ORDER else sorted(got)) == [*range(40)]
