@@ -137,14 +137,6 @@ def _bundle_splits(dataset: Dataset, splits: int) -> int:
     return max(1, -(-splits // MAX_FILE_BUNDLES))
 
 
-def order_of(message: ev.OrderSpec) -> BundleSpec:
-    """The order as the state keeps it."""
-    order = BundleSpec(**{field: getattr(message, field) for field in BundleSpec.__struct_fields__})
-    order.source_bundles = [*message.source_bundles]
-    order.source_bundle_splits = [*message.source_bundle_splits]
-    return order
-
-
 def order_message(order: BundleSpec) -> ev.OrderSpec:
     """The order as events and messages have it."""
     return ev.OrderSpec(**asdict(order))
@@ -154,7 +146,7 @@ def is_same_order(order: BundleSpec | None, asked: ev.OrderSpec | None) -> bool:
     """Whether a job with this order is what a client asks for. `bundle_splits` 0 matches any."""
     if order is None or asked is None:
         return order is None and asked is None
-    wanted = order_of(asked)
+    wanted = BundleSpec.of(asked)
     wanted.bundles, wanted.source_bundles = order.bundles, order.source_bundles
     wanted.source_bundle_splits = order.source_bundle_splits
     wanted.bundle_splits = wanted.bundle_splits or order.bundle_splits

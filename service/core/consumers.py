@@ -10,10 +10,10 @@ from ..errors import FailedPrecondition, InvalidArgument, NotFound
 from .base import Command, Decide, Decision, EventKind, Events, Ids, itself, reserve_id
 from .claims import returned
 from .iterations import collected, first_epoch, forget_tasks_nobody_reads, let_go, used
-from .ordered import check_member, evicted, member_of
+from .ordered import check_member, evicted
 from .places import require_list
 from .read_kinds import kind_of
-from .state import MAX_DEPARTED, Consumer, Iteration, Job, State
+from .state import MAX_DEPARTED, Consumer, GroupMember, Iteration, Job, State
 
 STARTED_AGAIN = (
     "a consumer of this coordinated read was started again with consumer_index={}, or another one "
@@ -149,7 +149,7 @@ def _require_same_kind(state: State, job: Job, iteration: Iteration, stock: bool
 def _consumer_joined(state: State, event: ev.ConsumerJoined) -> None:
     consumer_id = reserve_id(state, event.consumer_id)
     index = event.consumer_index if event.HasField("consumer_index") else None
-    member = member_of(event.member) if event.HasField("member") else None
+    member = GroupMember.of(event.member) if event.HasField("member") else None
     state.consumers[consumer_id] = Consumer(
         consumer_id, event.iteration_id, stock=event.stock, index=index, member=member
     )

@@ -9,7 +9,7 @@ from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
 from .base import Command, Decide, Decision, EventKind, Events, Ids, find_dataset, reserve_id
-from .bundles import complete_order, is_same_order, order_of
+from .bundles import complete_order, is_same_order
 from .consumers import JoinIteration, join, left
 from .iterations import collected
 from .ordered import MAX_CONSUMERS
@@ -239,17 +239,8 @@ def _targets(number: int) -> str:
 
 
 def _job(event: ev.JobCreated, used_ms: int = 0) -> Job:
-    return Job(
-        event.job_id,
-        event.name,
-        event.dataset_id,
-        event.sharding,
-        event.num_consumers if event.HasField("num_consumers") else None,
-        event.cross_trainer_cache,
-        event.target_workers,
-        order_of(event.order) if event.HasField("order") else None,
-        used_ms=used_ms,
-    )
+    order = BundleSpec.of(event.order) if event.HasField("order") else None
+    return Job.of(event, order=order, used_ms=used_ms)
 
 
 def _job_created(state: State, event: ev.JobCreated) -> None:

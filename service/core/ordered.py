@@ -12,7 +12,7 @@ from collections.abc import Collection
 from ...journal.proto import events_pb2 as ev
 from ..errors import AlreadyExists, InvalidArgument
 from .base import Command, Decide, Decision, EventKind, Events
-from .state import GroupMember, Iteration, Job, State
+from .state import Iteration, Job, State
 
 MAX_CONSUMERS = 1 << 16
 
@@ -45,14 +45,6 @@ def _move_consumers(state: State, command: MoveConsumers) -> Decision:
 def _consumers_moved(state: State, event: ev.ConsumersMoved) -> None:
     for number, position in zip(event.consumers, event.positions, strict=True):
         state.consumers[number].position = position
-
-
-def member_of(member: ev.GroupMember) -> GroupMember:
-    """As the state keeps it."""
-    known = {field: getattr(member, field) for field in GroupMember.__struct_fields__}
-    if not member.HasField("start_step"):
-        known["start_step"] = None
-    return GroupMember(**known)
 
 
 def check_member(job: Job, epoch: int, member: ev.GroupMember | None) -> None:

@@ -107,15 +107,9 @@ def _save_started(state: State, event: ev.SaveStarted) -> None:
     save_id = reserve_id(state, event.save_id)
     if (earlier := state.save_at.get(event.path)) is not None:
         del state.ended_saves[earlier]
-    state.saves[save_id] = Save(
-        save_id,
-        event.path,
-        event.prepared,
-        event.metadata,
-        event.indivisible,
-        event.definition.SerializeToString(deterministic=True),
-        [SaveSource(source_size(source)) for source in event.definition.sources],
-    )
+    definition = event.definition.SerializeToString(deterministic=True)
+    sources = [SaveSource(source_size(source)) for source in event.definition.sources]
+    state.saves[save_id] = Save.of(event, definition_bytes=definition, sources=sources)
     state.save_at[event.path] = save_id
 
 

@@ -50,8 +50,7 @@ def _split_skipped(state: State, event: ev.SplitSkipped) -> None:
     iteration.skipped += max(1, event.records)
     if event.records:
         iteration.left_out.setdefault(event.split, set()).add(event.element)
-    skip = Skip(event.worker_address, event.split, event.element, event.reason, event.records)
-    iteration.skips = [*iteration.skips, skip][-MAX_SKIPS:]
+    iteration.skips = [*iteration.skips, Skip.of(event)][-MAX_SKIPS:]
 
 
 DECIDE: Decide = {SkipSplit: _skip_split}

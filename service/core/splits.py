@@ -305,8 +305,7 @@ def _splits_leased(state: State, event: ev.SplitsLeased) -> None:
         ledger.begin(event.pass_number, first, stop)
         return
     lease_id = reserve_id(state, event.lease_id)
-    fields = {name: getattr(event, name) for name in Lease.__struct_fields__}
-    state.leases[lease_id] = Lease(**fields)
+    state.leases[lease_id] = Lease.of(event)
     state.tasks[event.task_id].leases.append(lease_id)
 
 

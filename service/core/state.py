@@ -12,9 +12,11 @@ import functools
 from collections import deque
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import msgspec
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
 
 from ...journal.datasets import content_fingerprint
 from ...journal.proto import events_pb2 as ev
@@ -51,6 +53,31 @@ STATIC = frozenset({ev.FILE, ev.DATA, ev.FILE_OR_DATA, ev.HINT})
 
 class Struct(msgspec.Struct, forbid_unknown_fields=True):
     """A part of the state."""
+
+    @classmethod
+    def of(cls, message: Message, **others: Any) -> Self:
+        """With the message's fields of the same names, and `others`."""
+        return cls(**same_fields(cls, message) | others)
+
+
+def same_fields(kind: type[msgspec.Struct], message: Message) -> dict[str, Any]:
+    """The message's fields that the struct has, by name: for what is repeated a list, for what is
+    optional and not given None."""
+
+    found = {}
+    for name, is_repeated, is_optional in _fields_of_both(kind, message.DESCRIPTOR):
+        is_given = not is_optional or message.HasField(name)
+        value = getattr(message, name) if is_given else None
+        found[name] = [*value] if is_repeated else value
+    return found
+
+
+@functools.cache
+def _fields_of_both(
+    kind: type[msgspec.Struct], message: Descriptor
+) -> list[tuple[str, bool, bool]]:
+    fields = [field for field in message.fields if field.name in kind.__struct_fields__]
+    return [(field.name, field.default_value == [], field.has_presence) for field in fields]
 
 
 class Dataset(Struct, dict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import asdict
+
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument, PermissionDenied
 from . import tasks
@@ -106,18 +108,10 @@ def require_own(state: State, command: RegisterWorker) -> None:
 
 def _registration(command: RegisterWorker, place: int | None) -> ev.WorkerRegistered:
     """Without its id, and without whom it replaces."""
-    return ev.WorkerRegistered(
-        address=command.address,
-        uid=command.uid,
-        tags=command.tags,
-        transfer_servers=command.transfer_servers,
-        stock=command.stock,
-        place=place,
-        draining=command.draining,
-        no_python=command.no_python,
-        grants=[ev.WorkerGrant(datasets=g.datasets, jobs=g.jobs) for g in command.grants],
-        holder=command.holder,
-    )
+    fields = asdict(command)
+    del fields["request"]
+    fields["grants"] = [ev.WorkerGrant(datasets=g.datasets, jobs=g.jobs) for g in command.grants]
+    return ev.WorkerRegistered(place=place, **fields)
 
 
 def _comes(
@@ -169,19 +163,9 @@ def _job_of(state: State, task_id: int) -> Job:
 
 
 def _worker(event: ev.WorkerRegistered) -> Worker:
-    return Worker(
-        event.worker_id,
-        event.address,
-        event.uid,
-        list(event.tags),
-        [server.SerializeToString() for server in event.transfer_servers],
-        event.stock,
-        event.replaced_uid,
-        draining=event.draining,
-        no_python=event.no_python,
-        grants=tuple(WorkerGrant(tuple(g.datasets), tuple(g.jobs)) for g in event.grants),
-        holder=event.holder,
-    )
+    servers = [server.SerializeToString() for server in event.transfer_servers]
+    grants = tuple(WorkerGrant(tuple(g.datasets), tuple(g.jobs)) for g in event.grants)
+    return Worker.of(event, transfer_servers=servers, grants=grants)
 
 
 def _worker_registered(state: State, event: ev.WorkerRegistered) -> None:

@@ -11,7 +11,6 @@ from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import grpc
-from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 from msgspec.structs import replace
 
@@ -43,11 +42,12 @@ from ..core.state import (
     Worker,
     covers,
     lease_caller,
+    same_fields,
     skip_caller,
 )
 from ..core.status import encoded_datasets, encoded_status
 from ..core.workers import require_own
-from ..errors import InvalidArgument, cut_error
+from ..errors import InvalidArgument, Unavailable, cut_error
 from ..pipelines import definitions
 from ..pipelines.definitions import (
     INFINITE_CARDINALITY,
@@ -69,7 +69,6 @@ from .answering import Rpc, answering
 from .dispatcher import Dispatcher
 from .group_progress import GroupProgress
 from .permissions import Permissions
-from .worker_polls import worker_poll
 
 log = logging.getLogger(__name__)
 
@@ -306,7 +305,8 @@ class DispatcherServicer:
     ) -> pb.GetOrCreateJobResponse:
         await self._warnings_for(request)
         self._admit_job(request)
-        command = c.GetOrCreateJob(request=self._numbered(request.request), **_job(request))
+        numbered = {"request": self._numbered(request.request)}
+        command = c.GetOrCreateJob(**_job(request) | numbered)
         job_id = await self._dispatcher.execute(command)
         job = self._dispatcher.state.jobs.get(job_id)  # None: a retry, and it was removed
         return pb.GetOrCreateJobResponse(job_id=job_id, dataset_id=job.dataset_id if job else "")
@@ -323,7 +323,7 @@ class DispatcherServicer:
             how |= {"member": request.member, "gone": tuple(filter(free, state.consumers))}
         command: c.Command
         if joins_job:
-            command = c.JoinJob(**how, **_job(request.job))
+            command = c.JoinJob(**_job(request.job) | how)
         else:
             command = c.JoinIteration(**how, job_id=request.job_id)
         self._admit_job(request)
@@ -517,13 +517,8 @@ class DispatcherServicer:
         return self._dispatcher.state.iterations[consumer.iteration_id]
 
     async def leave_iteration(self, request: pb.LeaveIterationRequest) -> pb.LeaveIterationResponse:
-        await self._dispatcher.execute(
-            c.LeaveIteration(
-                consumer_id=request.consumer_id,
-                reason=READ_FAILED + cut_error(request.error) if request.error else GOODBYE,
-                position=request.position if request.HasField("position") else None,
-            )
-        )
+        reason = READ_FAILED + cut_error(request.error) if request.error else GOODBYE
+        await self._dispatcher.execute(_command(c.LeaveIteration, request, reason=reason))
         return pb.LeaveIterationResponse()
 
     async def worker_heartbeat(
@@ -547,16 +542,39 @@ class DispatcherServicer:
         dispatcher.loads.worker_told(request.address, request.uid, request)
         dispatcher.job_reports.worker_told(request.address, request.uid, request)
         wait_ms = _wait_ms(request.wait_ms, dispatcher.options.worker_timeout_ms)
-        async with worker_poll(dispatcher, registration, request.version, wait_ms) as news:
-            response = pb.WorkerHeartbeatResponse(worker_id=news.worker.worker_id)
-            response.version = news.version
+        state = dispatcher.state
+        known = state.workers.get(state.worker_at.get(request.address, 0))
+        if known is None or known.uid != request.uid:
+            wait_ms = 0  # its version is of an earlier registration
+        worker_id = await dispatcher.execute(registration)
+        worker = state.workers.get(worker_id)
+        if worker is None:
+            raise Unavailable(f"worker {request.address} was replaced; beat again")
+        with dispatcher.failure_detector.poll(worker_id):
+            may_write_more = dispatcher.saves.watch(worker)
+            await dispatcher.wait_until(
+                lambda: (
+                    worker.version != request.version
+                    or worker_id not in state.workers
+                    or may_write_more()
+                ),
+                wait_ms,
+            )
+            streams, are_all = await dispatcher.saves.write(worker_id)
+            if worker_id not in state.workers:  # an empty list would make it drop its tasks
+                raise Unavailable(f"worker {request.address} was given up meanwhile; beat again")
+            response = pb.WorkerHeartbeatResponse(
+                worker_id=worker_id,
+                version=worker.version if are_all else 0,  # 0: it polls again at once
+                tasks=self._tasks(worker),
+                streams=[_stream(save, number) for save, number in streams],
+                streams_are_partial=not are_all,  # the directories of some are not ready yet
+            )
             if self._admission is not None:
                 response.data_keys.extend(self._data_keys[registration.grants].all())
-            response.tasks.extend(self._tasks(news.worker))
-            response.streams.extend(_stream(save, number) for save, number in news.streams)
-            response.streams_are_partial = news.streams_are_partial
             for checked in request.checked:
                 await self._check_bundles(checked)
+            await dispatcher.settled()  # within the poll, which may break meanwhile
         return response
 
     def _leave_out_others(self, request: pb.WorkerHeartbeatRequest, grants: Grants) -> None:
@@ -731,66 +749,44 @@ def lease_command(request: pb.LeaseSplitsRequest) -> c.Command:
     settled = request.begun or request.taken or request.lost or request.returned
     if settled or request.dropped or request.all_taken:
         returned = tuple((r.lease_id, r.count) for r in request.returned)
-        return replace(_command(c.ReturnSplits, request, number), returned=returned)
+        return _command(c.ReturnSplits, request, number, returned=returned)
     return _command(c.ProbeSplits, request, number)
 
 
-def _command(kind: type[C], message: Message, numbered: Numbered = None) -> C:
-    """The command whose fields are those of the message with the same names."""
-    values = {
-        name: tuple(getattr(message, name)) if is_repeated else getattr(message, name)
-        for name, is_repeated in _same_names(kind, message.DESCRIPTOR)
-    }
-    return kind(request=numbered, **values)
+def _command(kind: type[C], message: Message, numbered: Numbered = None, **others: Any) -> C:
+    """The command whose fields are those of the message with the same names, and `others`."""
+    found = same_fields(kind, message) | {"request": numbered} | others
+    if missing := {*kind.__struct_fields__} - found.keys() - _NOT_IN_MESSAGES:
+        name = message.DESCRIPTOR.name
+        raise TypeError(f"{name} has no {missing} for {kind.__name__}: was one renamed?")
+    return kind(**{n: tuple(v) if isinstance(v, list) else v for n, v in found.items()})
 
 
 _NOT_IN_MESSAGES = {
     *("stock", "worker_address"),  # of TensorFlow's service
-    *("request", "grants", "holder"),
+    *("grants", "holder"),
 }
-
-
-@functools.cache
-def _same_names(kind: type[c.Command], message: Descriptor) -> list[tuple[str, bool]]:
-    fields = message.fields_by_name
-    names = [name for name in kind.__struct_fields__ if name not in _NOT_IN_MESSAGES]
-    if renamed := [name for name in names if name not in fields]:
-        raise TypeError(f"{message.name} has no {renamed} for {kind.__name__}: was one renamed?")
-    return [(name, bounds.repeats(fields[name])) for name in names]
 
 
 def _stream(save: Save, number: int) -> pb.Stream:
     stream = save.streams[number]
+    same = ("first", "count", "chunks", "elements", "last_elements", "last_file")
     return pb.Stream(
         save_id=save.save_id,
         path=save.path,
         stream=number,
         sources=save.definition.sources,
-        first=stream.first,
-        count=stream.count,
         compression=tf.DistributedSnapshotMetadata.FromString(save.metadata).compression,
-        chunks=stream.chunks,
-        elements=stream.elements,
-        last_elements=stream.last_elements,
-        last_file=stream.last_file,
         assignment=stream.assignments,
+        **{name: getattr(stream, name) for name in same},
     )
 
 
 def _job(request: pb.GetOrCreateJobRequest) -> dict[str, Any]:
     """The arguments of a command that identify and define a job."""
-    return {
-        "dataset_id": request.dataset_id,
-        "name": request.job_name,
-        "sharding": request.sharding,
-        "num_consumers": request.num_consumers if request.HasField("num_consumers") else None,
-        "cross_trainer_cache": request.cross_trainer_cache,
-        "target_workers": request.target_workers or TARGET_WORKERS_AUTO,
-        "order": request.order if request.HasField("order") else None,
-        "content": request.content,
-        "one_dataset": request.one_dataset,
-        "schedules": request.schedules,
-    }
+    target_workers = request.target_workers or TARGET_WORKERS_AUTO
+    found = same_fields(c.GetOrCreateJob, request)
+    return found | {"name": request.job_name, "target_workers": target_workers}
 
 
 def _wait_ms(wanted: int, timeout_ms: int) -> int:
