@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from ...journal.proto import events_pb2 as ev
 from ..errors import InvalidArgument, NotFound, Unavailable
 from .state import Consumer, Dataset, EndedSave, Iteration, Save, State, Task
 
@@ -31,13 +30,18 @@ class Command(Struct, frozen=True, kw_only=True):
     request: Numbered = None
 
 
+Bodies = list[Any]
+"""Of events, such as ev.LeaseBegun. One that does not tell its kind is a whole ev.Event."""
+
+
 class Decision(NamedTuple):
     """Events to journal and apply, in order, and the answer to the command.
 
-    The last event answers a retry of a numbered command.
+    The last event answers a retry of a numbered command. Topics give the events' bodies, of which
+    `machine.decide` makes events.
     """
 
-    events: list[ev.Event]
+    events: Bodies
     answer: Any
 
 

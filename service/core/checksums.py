@@ -59,7 +59,7 @@ def _check_bundles(state: State, command: CheckBundles) -> Decision:
     checked = ev.BundlesChecked(
         job_id=job.job_id, bundles=new.keys(), checksums=new.values(), differing=found
     )
-    return Decision([ev.Event(bundles_checked=checked)], found)
+    return Decision([checked], found)
 
 
 def _bundles_checked(state: State, event: ev.BundlesChecked) -> None:

@@ -16,7 +16,16 @@ from typing import NamedTuple
 from ...journal.proto import events_pb2 as ev
 from .. import ranges
 from ..errors import InvalidArgument
-from .base import Command, Decide, Decision, EventKind, Events, find_consumer, require_one_of_each
+from .base import (
+    Bodies,
+    Command,
+    Decide,
+    Decision,
+    EventKind,
+    Events,
+    find_consumer,
+    require_one_of_each,
+)
 from .state import Consumer, Iteration, State
 
 MAX_CLAIMS = 1000
@@ -60,24 +69,19 @@ def _claim_bundles(state: State, command: ClaimBundles) -> Decision:
     moved = {place: cursor for place, cursor in reported if cursor > claims.get(place, cursor)}
     claims |= moved
     done = [place for place in dict.fromkeys(command.done) if claims.pop(place, None) is not None]
-    events = []
+    events: Bodies = []
     if moved or done:
         moved = {place: cursor for place, cursor in moved.items() if place in claims}
         event = ev.ClaimsMoved(
             consumer_id=consumer.consumer_id, places=moved.keys(), cursors=moved.values(), done=done
         )
-        events.append(ev.Event(claims_moved=event))
-    new = _next(iteration, len(claims), min(command.most, MAX_CLAIMS))
-    if new:
-        claimed = ev.BundlesClaimed(consumer_id=consumer.consumer_id, places=new)
-        events.append(ev.Event(bundles_claimed=claimed))
+        events.append(event)
+    if new := _next(iteration, len(claims), min(command.most, MAX_CLAIMS)):
+        events.append(ev.BundlesClaimed(consumer_id=consumer.consumer_id, places=new))
         claims |= {place: of.returned.get(place, 0) for place in new}
     if not iteration.finished and ranges.total(of.done) + len(done) == of.bundles:
-        number = iteration.iteration_id
-        events += (
-            ev.Event(iteration_paused=ev.IterationPaused(iteration_id=number)),  # ends its tasks
-            ev.Event(iteration_finished=ev.IterationFinished(iteration_id=number)),
-        )
+        events.append(ev.IterationPaused(iteration_id=iteration.iteration_id))  # ends its tasks
+        events.append(ev.IterationFinished(iteration_id=iteration.iteration_id))
     return Decision(events, Claimed(claims, of.unclaimed - len(new)))
 
 

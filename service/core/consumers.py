@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from ...journal.proto import events_pb2 as ev
 from .. import ranges
 from ..errors import FailedPrecondition, InvalidArgument, NotFound
-from .base import Command, Decide, Decision, EventKind, Events, Ids, itself, reserve_id
+from .base import Bodies, Command, Decide, Decision, EventKind, Events, Ids, itself, reserve_id
 from .claims import returned
 from .iterations import collected, first_epoch, forget_tasks_nobody_reads, let_go, used
 from .ordered import check_member, evicted
@@ -96,7 +96,7 @@ def join(state: State, job: Job, command: JoinIteration, ids: Ids) -> Decision:
             f"consumer_index={consumer_index} is none of the {job.num_consumers or 0} consumers "
             f"that wait for each other in job {job.user_name}; the first one is 0"
         )
-    events = []
+    events: Bodies = []
     iteration = state.iterations.get(job.iterations.get(epoch, -1))
     check_member(job, epoch, member)
     if iteration is not None and member is not None:
@@ -117,11 +117,10 @@ def join(state: State, job: Job, command: JoinIteration, ids: Ids) -> Decision:
         begun = ev.IterationCreated(
             iteration_id=iteration.iteration_id, job_id=job.job_id, epoch=epoch
         )
-        events.append(ev.Event(iteration_created=begun))
+        events.append(begun)
         if ranges.holds(job.summarized, epoch):
             iteration.finished = True
-            ended = ev.IterationFinished(iteration_id=iteration.iteration_id)
-            events.append(ev.Event(iteration_finished=ended))
+            events.append(ev.IterationFinished(iteration_id=iteration.iteration_id))
     if kind_of(job).has_rounds:
         _require_same_kind(state, job, iteration, command.stock)
     events += kind_of(job).on_consumer_joined(state, job, iteration, ids)
@@ -132,7 +131,7 @@ def join(state: State, job: Job, command: JoinIteration, ids: Ids) -> Decision:
         consumer_index=consumer_index,
         member=member,
     )
-    return Decision([*events, ev.Event(consumer_joined=joined)], joined)
+    return Decision([*events, joined], joined)
 
 
 def _require_same_kind(state: State, job: Job, iteration: Iteration, stock: bool) -> None:
@@ -187,10 +186,9 @@ def _eject_consumers(state: State, command: EjectConsumers) -> Decision:
     return Decision([*gone, *let_go(state, iteration)], None)
 
 
-def left(consumer_id: int, reason: str, position: int | None = None) -> ev.Event:
+def left(consumer_id: int, reason: str, position: int | None = None) -> ev.ConsumerLeft:
     """The consumer left by itself, or is presumed dead."""
-    gone = ev.ConsumerLeft(consumer_id=consumer_id, reason=reason, position=position)
-    return ev.Event(consumer_left=gone)
+    return ev.ConsumerLeft(consumer_id=consumer_id, reason=reason, position=position)
 
 
 def _consumer_left(state: State, event: ev.ConsumerLeft) -> None:

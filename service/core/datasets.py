@@ -102,8 +102,7 @@ def _register_dataset(state: State, command: RegisterDataset) -> Decision:
 
 
 def _known(dataset_id: str, command: RegisterDataset) -> Decision:
-    used = ev.Event(dataset_used=ev.DatasetUsed(dataset_id=dataset_id))
-    return Decision([used] if command.renews else [], dataset_id)
+    return Decision([ev.DatasetUsed(dataset_id=dataset_id)] if command.renews else [], dataset_id)
 
 
 def _require_sources(state: State, definition: ev.DatasetDefinition) -> None:
@@ -254,7 +253,7 @@ def _remove_dataset(state: State, command: RemoveDataset) -> Decision:
     events = [event for job in jobs for event in removed(state, job, reason)]
     names = [job.name for job in jobs if job.name]
     gone = ev.DatasetRemoved(dataset_id=command.dataset_id, jobs=names)
-    return Decision([*events, ev.Event(dataset_removed=gone)], gone)
+    return Decision([*events, gone], gone)
 
 
 def _dataset_removed(state: State, event: ev.DatasetRemoved) -> None:
@@ -274,7 +273,7 @@ def _leave_blob(state: State, dataset: Dataset) -> None:
 def _forget_blob(state: State, command: ForgetBlob) -> Decision:
     if command.blob not in state.unused_blobs:
         return Decision([], None)
-    return Decision([ev.Event(blob_deleted=ev.BlobDeleted(blob=command.blob))], None)
+    return Decision([ev.BlobDeleted(blob=command.blob)], None)
 
 
 def _blob_deleted(state: State, event: ev.BlobDeleted) -> None:
@@ -286,7 +285,7 @@ def _decide_compression(state: State, command: DecideCompression) -> Decision:
     if dataset.compression_disabled is not None:
         return Decision([], dataset.compression_disabled)
     decided = ev.CompressionDecided(dataset_id=command.dataset_id, disabled=command.disable)
-    return Decision([ev.Event(compression_decided=decided)], command.disable)
+    return Decision([decided], command.disable)
 
 
 def _compression_decided(state: State, event: ev.CompressionDecided) -> None:

@@ -6,7 +6,7 @@ from ...journal.proto import events_pb2 as ev
 from .. import ranges
 from ..errors import FailedPrecondition
 from . import tasks
-from .base import Command, Decide, Decision, EventKind, Events, find_iteration, reserve_id
+from .base import Bodies, Command, Decide, Decision, EventKind, Events, find_iteration, reserve_id
 from .splits import ledgers, lost_leases
 from .state import Claims, Iteration, Job, State
 
@@ -32,30 +32,27 @@ def _collect_iteration(state: State, command: CollectIteration) -> Decision:
     if not state.jobs[iteration.job_id].name:
         return Decision(collected(state, iteration), None)
     if iteration.finished:
-        summarized = ev.IterationSummarized(iteration_id=iteration.iteration_id)
-        return Decision([ev.Event(iteration_summarized=summarized)], None)
+        return Decision([ev.IterationSummarized(iteration_id=iteration.iteration_id)], None)
     if iteration.keeps_progress and not iteration.all_tasks:
         return Decision([], None)
     return Decision(let_go(state, iteration), None)
 
 
-def let_go(state: State, iteration: Iteration) -> list[ev.Event]:
+def let_go(state: State, iteration: Iteration) -> Bodies:
     """End its tasks, and pause it if its splits must not be leased again, else collect it."""
     return [*lost_leases(state, iteration.all_tasks), over(iteration)]
 
 
-def over(iteration: Iteration) -> ev.Event:
+def over(iteration: Iteration) -> ev.IterationPaused | ev.IterationCollected:
     """Like `let_go`, for an iteration without leases."""
-    number = iteration.iteration_id
-    if iteration.keeps_progress:
-        return ev.Event(iteration_paused=ev.IterationPaused(iteration_id=number))
-    return ev.Event(iteration_collected=ev.IterationCollected(iteration_id=number))
+    kind = ev.IterationPaused if iteration.keeps_progress else ev.IterationCollected
+    return kind(iteration_id=iteration.iteration_id)
 
 
-def collected(state: State, iteration: Iteration) -> list[ev.Event]:
+def collected(state: State, iteration: Iteration) -> Bodies:
     """Remove the iteration with its tasks and leases."""
     event = ev.IterationCollected(iteration_id=iteration.iteration_id)
-    return [*lost_leases(state, iteration.all_tasks), ev.Event(iteration_collected=event)]
+    return [*lost_leases(state, iteration.all_tasks), event]
 
 
 def _iteration_created(state: State, event: ev.IterationCreated) -> None:

@@ -8,7 +8,17 @@ from typing import Any
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
-from .base import Command, Decide, Decision, EventKind, Events, Ids, find_dataset, reserve_id
+from .base import (
+    Bodies,
+    Command,
+    Decide,
+    Decision,
+    EventKind,
+    Events,
+    Ids,
+    find_dataset,
+    reserve_id,
+)
 from .bundles import complete_order, is_same_order
 from .consumers import JoinIteration, join, left
 from .iterations import collected
@@ -105,14 +115,14 @@ def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
         if command.order is None
         else complete_order(state.datasets, dataset, command.order),
     )
-    return Decision([ev.Event(job_created=created)], created.job_id)
+    return Decision([created], created.job_id)
 
 
 def _join_job(state: State, command: JoinJob) -> Decision:
     created, job_id = _get_or_create_job(state, command)
     ids = Ids(state)
     if created:
-        job = _job(created[0].job_created)
+        job = _job(created[0])
         assert job.job_id == ids.new()
     else:
         job = state.jobs[job_id]
@@ -278,13 +288,13 @@ def readers_of(state: State, job: Job, *, unfinished: bool = False) -> list[int]
     return [i for each in its if not (unfinished and each.finished) for i in each.consumers]
 
 
-def removed(state: State, job: Job, reason: str) -> list[ev.Event]:
+def removed(state: State, job: Job, reason: str) -> Bodies:
     """Remove the job with its iterations. Its consumers learn the `reason`."""
-    events = [left(consumer_id, reason) for consumer_id in sorted(readers_of(state, job))]
+    events: Bodies = [left(consumer_id, reason) for consumer_id in sorted(readers_of(state, job))]
     for iteration_id in job.iterations.values():
         events += collected(state, state.iterations[iteration_id])
     if job.name or not job.iterations:  # else the last IterationCollected removes it
-        events.append(ev.Event(job_removed=ev.JobRemoved(job_id=job.job_id)))
+        events.append(ev.JobRemoved(job_id=job.job_id))
     return events
 
 

@@ -93,13 +93,11 @@ def _learn(
         if before != length:
             mismatches.append(bundle)
     events = [
-        ev.Event(
-            lengths_learned=ev.LengthsLearned(
-                dataset_id=part.dataset_id,
-                bundle_splits=part.bundle_splits,
-                bundles=learned.keys(),
-                lengths=learned.values(),
-            )
+        ev.LengthsLearned(
+            dataset_id=part.dataset_id,
+            bundle_splits=part.bundle_splits,
+            bundles=learned.keys(),
+            lengths=learned.values(),
         )
         for part, learned in zip(parts, new, strict=True)
         if learned
@@ -137,7 +135,7 @@ def _declare_lengths(state: State, command: DeclareLengths) -> Decision:
     learned = ev.LengthsLearned(
         dataset_id=command.dataset_id, bundle_splits=1, bundles=new.keys(), lengths=new.values()
     )
-    return Decision([ev.Event(lengths_learned=learned)] if new else [], None)
+    return Decision([learned] if new else [], None)
 
 
 def _lengths_learned(state: State, event: ev.LengthsLearned) -> None:

@@ -60,6 +60,11 @@ TOPICS = (
 
 DECIDE: Decide = {command: how for topic in TOPICS for command, how in topic.DECIDE.items()}
 EVENTS: Events = {name: kind for topic in TOPICS for name, kind in topic.EVENTS.items()}
+KINDS = {
+    getattr(ev, field.message_type.name): field.name
+    for field in reversed(ev.Event.DESCRIPTOR.oneofs_by_name["event"].fields)
+}
+"""By the class of their bodies. A mixture is registered by the same one as other datasets."""
 
 
 def decide(state: State, command: Command, now_ms: int) -> Decision:
@@ -74,14 +79,17 @@ def decide(state: State, command: Command, now_ms: int) -> Decision:
                 f"request {number} of caller {caller!r} comes after its request {last.number} "
                 "was answered; number the requests of one caller upwards, one at a time"
             )
-    decision = DECIDE[type(command)](state, command)
-    for event in decision.events:
-        event.time_ms = now_ms
-    if command.request is not None and decision.events:
-        last_event = decision.events[-1]
-        if _answer(last_event) is not None:
-            last_event.request.caller, last_event.request.number = command.request
-    return decision
+    bodies, answer = DECIDE[type(command)](state, command)
+    events = [_event(body, now_ms) for body in bodies]
+    if command.request is not None and events and _answer(events[-1]) is not None:
+        events[-1].request.caller, events[-1].request.number = command.request
+    return Decision(events, answer)
+
+
+def _event(body: Any, now_ms: int) -> ev.Event:
+    event = body if isinstance(body, ev.Event) else ev.Event(**{KINDS[type(body)]: body})
+    event.time_ms = now_ms
+    return event
 
 
 def _answer(event: ev.Event) -> Any:

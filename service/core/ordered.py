@@ -39,7 +39,7 @@ def _move_consumers(state: State, command: MoveConsumers) -> Decision:
     event = ev.ConsumersMoved(
         iteration_id=command.iteration_id, consumers=moved.keys(), positions=moved.values()
     )
-    return Decision([ev.Event(consumers_moved=event)] if moved else [], None)
+    return Decision([event] if moved else [], None)
 
 
 def _consumers_moved(state: State, event: ev.ConsumersMoved) -> None:

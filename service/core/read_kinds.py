@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...journal.proto import events_pb2 as ev
-from .base import Ids
+from .base import Bodies, Ids
 from .places import place_of
 from .state import STATIC, Iteration, Job, State, Task, Worker, covers
 
@@ -31,9 +31,7 @@ class ReadKind:
     drops_draining_workers = False
     """Whether a worker's task is removed when it begins to drain. If not, it finishes the task."""
 
-    def on_consumer_joined(
-        self, state: State, job: Job, iteration: Iteration, ids: Ids
-    ) -> list[ev.Event]:
+    def on_consumer_joined(self, state: State, job: Job, iteration: Iteration, ids: Ids) -> Bodies:
         """Create tasks for the workers without one. Job and iteration need not exist yet. In a
         coordinated read that has consumers, the workers' next heartbeats propose tasks instead."""
         if iteration.finished or (self.has_rounds and iteration.consumers):
@@ -53,7 +51,7 @@ class ReadKind:
         worker: ev.WorkerRegistered,
         lost: Sequence[Task],
         ids: Ids,
-    ) -> list[ev.Event]:
+    ) -> Bodies:
         """Create or resume tasks of an unfinished iteration. `lost`: this process's lost tasks."""
         if worker.draining and self.drops_draining_workers:
             return []
@@ -69,7 +67,7 @@ class ReadKind:
 
     def on_worker_heartbeat(
         self, state: State, iteration: Iteration, worker_id: int, ids: Ids
-    ) -> list[ev.Event]:
+    ) -> Bodies:
         """Propose a task in a coordinated read: consumers may have removed the worker's, or begun
         before it had one. The worker is not draining."""
         if not (self.has_rounds and iteration.consumers):
@@ -85,7 +83,7 @@ class ReadKind:
         workers: Sequence[int],
         ids: Ids,
         completes: Task | None = None,
-    ) -> list[ev.Event]:
+    ) -> Bodies:
         """The events after the task `completes`, or after a loss (None); `workers` remain.
 
         The iteration ends with its last task, unless returned splits are left. Then one of
@@ -103,12 +101,11 @@ class ReadKind:
             return [task_created_event(ids.new(), iteration.iteration_id, sweeper, sweeps=True)]
         if not self._is_read(state, iteration, completes):
             return []
-        finished = ev.IterationFinished(iteration_id=iteration.iteration_id)
-        return [ev.Event(iteration_finished=finished)]
+        return [ev.IterationFinished(iteration_id=iteration.iteration_id)]
 
     def _new_task(
         self, iteration: Iteration, worker: AnyWorker, place: int | None, ids: Ids
-    ) -> list[ev.Event]:
+    ) -> Bodies:
         """A task for a worker that has none."""
         return [task_created_event(ids.new(), iteration.iteration_id, worker.worker_id)]
 
@@ -128,7 +125,7 @@ class StaticRead(ReadKind):
 
     def _new_task(
         self, iteration: Iteration, worker: AnyWorker, place: int | None, ids: Ids
-    ) -> list[ev.Event]:
+    ) -> Bodies:
         if place is None or place in iteration.shards_read:
             return []
         return [
@@ -160,7 +157,7 @@ class RoundsRead(ReadKind):
 
     def _new_task(
         self, iteration: Iteration, worker: AnyWorker, place: int | None, ids: Ids
-    ) -> list[ev.Event]:
+    ) -> Bodies:
         if iteration.consumers:
             return [_task_proposed_event(ids.new(), iteration, worker.worker_id)]
         return super()._new_task(iteration, worker, place, ids)
@@ -254,16 +251,14 @@ def staying(state: State) -> list[int]:
 
 def task_created_event(
     task_id: int, iteration_id: int, worker_id: int, sweeps: bool = False, shard: int | None = None
-) -> ev.Event:
+) -> ev.TaskCreated:
     """A new task, or one that its worker resumes."""
-    created = ev.TaskCreated(
+    return ev.TaskCreated(
         task_id=task_id, iteration_id=iteration_id, worker_id=worker_id, sweeps=sweeps, shard=shard
     )
-    return ev.Event(task_created=created)
 
 
-def _task_proposed_event(task_id: int, iteration: Iteration, worker_id: int) -> ev.Event:
-    proposed = ev.TaskProposed(
+def _task_proposed_event(task_id: int, iteration: Iteration, worker_id: int) -> ev.TaskProposed:
+    return ev.TaskProposed(
         task_id=task_id, iteration_id=iteration.iteration_id, worker_id=worker_id
     )
-    return ev.Event(task_proposed=proposed)

@@ -21,7 +21,7 @@ from __future__ import annotations
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument
 from . import tasks
-from .base import Command, Decide, Decision, EventKind, Events, find_consumer, reserve_id
+from .base import Bodies, Command, Decide, Decision, EventKind, Events, find_consumer, reserve_id
 from .read_kinds import ROUNDS_READ, kind_of
 from .splits import lost_leases
 from .state import Barrier, Consumer, Iteration, State, Task
@@ -66,31 +66,27 @@ def _report_round(state: State, command: ReportRound) -> Decision:
     iteration = state.iterations[consumer.iteration_id]
     if kind_of(state.jobs[iteration.job_id]) is not ROUNDS_READ:
         return Decision([], None)
-    events = []
+    events: Bodies = []
     if not consumer.began:
-        began = ev.ConsumerBegan(consumer_id=consumer.consumer_id)
-        events.append(ev.Event(consumer_began=began))
+        events.append(ev.ConsumerBegan(consumer_id=consumer.consumer_id))
     barrier = iteration.barrier
     if barrier is None:
         return Decision(events, None)
     if consumer.consumer_id in barrier.blocked:
         return Decision([*events, *_start_if_all_are_blocked(state, iteration, consumer)], None)
     if blocked is not None and blocked <= barrier.target_round:
-        stopped = ev.ConsumerBlocked(consumer_id=consumer.consumer_id)
-        events.append(ev.Event(consumer_blocked=stopped))
+        events.append(ev.ConsumerBlocked(consumer_id=consumer.consumer_id))
         events += _start_if_all_are_blocked(state, iteration, consumer)
     elif current >= barrier.target_round:
         targeted = ev.RoundTargeted(
             iteration_id=iteration.iteration_id,
             target_round=current + (1 << min(barrier.targets, MAX_STEP_LOG2)),
         )
-        events.append(ev.Event(round_targeted=targeted))
+        events.append(targeted)
     return Decision(events, None)
 
 
-def _start_if_all_are_blocked(
-    state: State, iteration: Iteration, another: Consumer
-) -> list[ev.Event]:
+def _start_if_all_are_blocked(state: State, iteration: Iteration, another: Consumer) -> Bodies:
     barrier = iteration.barrier
     assert barrier is not None
     blocked = barrier.blocked | {another.consumer_id}
@@ -100,7 +96,7 @@ def _start_if_all_are_blocked(
     if not begun <= blocked or len(blocked) < wanted:
         return []
     return [
-        ev.Event(task_started=ev.TaskStarted(task_id=task_id, starting_round=barrier.target_round))
+        ev.TaskStarted(task_id=task_id, starting_round=barrier.target_round)
         for task_id in barrier.tasks
     ]
 
@@ -119,7 +115,7 @@ def _remove_task(state: State, command: RemoveTask) -> Decision:
             f"task {task.task_id} is pending: no consumer can have asked for its elements"
         )
     removed = ev.TaskRemoved(task_id=task.task_id, round=command.round)
-    return Decision([*lost_leases(state, [task.task_id]), ev.Event(task_removed=removed)], None)
+    return Decision([*lost_leases(state, [task.task_id]), removed], None)
 
 
 def _consumer_began(state: State, event: ev.ConsumerBegan) -> None:

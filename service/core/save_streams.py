@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument
-from .base import Command, Decide, Decision, EventKind, Events, find_save
+from .base import Bodies, Command, Decide, Decision, EventKind, Events, find_save
 from .state import EndedSave, Save, SplitRun, State, Stream, StreamSource, Worker
 
 STREAMS = 8
@@ -128,7 +128,7 @@ def _assign_stream(state: State, command: AssignStream) -> Decision:
     return Decision([], None)
 
 
-def _assign_some_stream(state: State, save: Save, worker: Worker) -> ev.Event | None:
+def _assign_some_stream(state: State, save: Save, worker: Worker) -> ev.StreamAssigned | None:
     """Assign an orphaned stream, or else a new one; None if neither is possible."""
     assigned = ev.StreamAssigned(
         save_id=save.save_id,
@@ -140,7 +140,7 @@ def _assign_some_stream(state: State, save: Save, worker: Worker) -> ev.Event | 
     for number, stream in enumerate(save.streams):
         if is_orphaned(state, save, stream):
             assigned.stream, assigned.first, assigned.count = number, stream.first, stream.count
-            return ev.Event(stream_assigned=assigned)
+            return assigned
     if worker.stock:
         if any(stream.completed for stream in save.streams):
             return None  # a completed stream has reached the end of the data
@@ -157,7 +157,7 @@ def _assign_some_stream(state: State, save: Save, worker: Worker) -> ev.Event | 
         least = -(-_count_splits(save) // (STREAMS * writers))
         share = max(-(-left // (2 * writers)), least)
         assigned.count = left if writers < 2 else min(share, left)
-    return ev.Event(stream_assigned=assigned)
+    return assigned
 
 
 def _count_splits(save: Save) -> int:
@@ -219,7 +219,7 @@ def _assign_split(state: State, command: AssignSplit) -> Decision:
         pass_number=command.pass_number,
         number=number,
     )
-    return Decision([ev.Event(save_split_assigned=event)], (assigned, event))
+    return Decision([event], (assigned, event))
 
 
 def _save_split_assigned(state: State, event: ev.SaveSplitAssigned) -> None:
@@ -257,7 +257,7 @@ def _commit_chunk(state: State, command: CommitChunk) -> Decision:
     committed = ev.ChunkCommitted(
         save_id=command.save_id, stream=command.stream, elements=command.elements, file=command.file
     )
-    return Decision([ev.Event(chunk_committed=committed)], None)
+    return Decision([committed], None)
 
 
 def stream_of(state: State, command: OfStream) -> Stream | None:
@@ -286,11 +286,10 @@ def _complete_stream(state: State, command: CompleteStream) -> Decision:
     if stream is None:
         return Decision([], None)
     save = state.saves[command.save_id]
-    completed = ev.StreamCompleted(save_id=save.save_id, stream=command.stream)
-    events = [ev.Event(stream_completed=completed)]
+    events: Bodies = [ev.StreamCompleted(save_id=save.save_id, stream=command.stream)]
     all_given = save.stock or save.sources[0].next >= _count_splits(save)
     if all_given and all(other.completed or other is stream for other in save.streams):
-        events.append(ev.Event(save_finished=ev.SaveFinished(save_id=save.save_id)))
+        events.append(ev.SaveFinished(save_id=save.save_id))
     return Decision(events, None)
 
 

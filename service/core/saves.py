@@ -86,7 +86,7 @@ def _start_save(state: State, command: StartSave) -> Decision:
         prepared=command.prepared,
         indivisible=command.indivisible,
     )
-    return Decision([ev.Event(save_started=started)], started)
+    return Decision([started], started)
 
 
 def is_absolute(path: str) -> bool:
@@ -159,12 +159,11 @@ def _fail_save(state: State, command: FailSave) -> Decision:
     return Decision([failed(save, command.code, command.message)], None)
 
 
-def failed(save: Save, code: str, message: str) -> ev.Event:
+def failed(save: Save, code: str, message: str) -> ev.SaveFailed:
     """The event that ends the save with an error."""
     if code not in CODES:
         code, message = "UNKNOWN", f"{code}: {message}"
-    event = ev.SaveFailed(save_id=save.save_id, code=code, message=message)
-    return ev.Event(save_failed=event)
+    return ev.SaveFailed(save_id=save.save_id, code=code, message=message)
 
 
 def _save_finished(state: State, event: ev.SaveFinished) -> None:

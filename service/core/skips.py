@@ -42,7 +42,7 @@ def _skip_split(state: State, command: SkipSplit) -> Decision:
         reason=command.reason[:MAX_REASON],
         records=command.records,
     )
-    return Decision([ev.Event(split_skipped=skipped)], True)
+    return Decision([skipped], True)
 
 
 def _split_skipped(state: State, event: ev.SplitSkipped) -> None:

@@ -15,6 +15,7 @@ from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows, source_size
 from ..errors import FailedPrecondition, InvalidArgument
 from .base import (
+    Bodies,
     Command,
     Decide,
     Decision,
@@ -130,7 +131,7 @@ def _return_splits(state: State, command: ReturnSplits) -> Decision:
     task = find_running_task(state, command.task_id)
     events = _reported(task, command)
     told = {*command.begun, *command.taken, *command.lost}
-    kept: list[ev.Event] = []
+    kept = []
     for lease_id, count in dict(command.returned).items():
         if lease_id not in task.leases or lease_id in told:
             continue
@@ -143,14 +144,13 @@ def _return_splits(state: State, command: ReturnSplits) -> Decision:
             events.append(all_returned(lease))
             kept.append(_leased_anew(state, lease, lease.count - count))
         else:
-            returned = ev.LeaseReturned(lease_id=lease_id, count=count)
-            events.append(ev.Event(lease_returned=returned))
+            events.append(ev.LeaseReturned(lease_id=lease_id, count=count))
     if len(kept) > 1:
         raise InvalidArgument(
             f"parts of {len(kept)} leases are returned, and one answer tells of one lease: return "
             "them one by one"
         )
-    return Decision([*events, *kept], kept[0].splits_leased if kept else None)
+    return Decision([*events, *kept], kept[0] if kept else None)
 
 
 def _probe_splits(state: State, command: ProbeSplits) -> Decision:
@@ -161,18 +161,15 @@ def _probe_splits(state: State, command: ProbeSplits) -> Decision:
     return Decision([], ev.SplitsLeased(pass_number=offer.pass_number) if over else None)
 
 
-def _reported(task: Task, command: _Report) -> list[ev.Event]:
+def _reported(task: Task, command: _Report) -> Bodies:
     left = dict.fromkeys(task.leases)
 
     def mine(lease_ids: tuple[int, ...]) -> list[int]:
         return [i for i in lease_ids if left.pop(i, True) is None]
 
-    events = [lease_begun(lease_id) for lease_id in mine(command.begun)]
-    events += [lease_begun(lease_id, taken=True) for lease_id in mine(command.taken)]
-    events += [
-        ev.Event(lease_lost=ev.LeaseLost(lease_id=lease_id, reason=DROPPED))
-        for lease_id in mine(command.lost)
-    ]
+    events: Bodies = [ev.LeaseBegun(lease_id=lease_id) for lease_id in mine(command.begun)]
+    events += [ev.LeaseBegun(lease_id=lease_id, taken=True) for lease_id in mine(command.taken)]
+    events += [ev.LeaseLost(lease_id=lease_id, reason=DROPPED) for lease_id in mine(command.lost)]
     if command.dropped or command.all_taken:
         reported = ev.DeliveryReported(
             task_id=task.task_id,
@@ -180,7 +177,7 @@ def _reported(task: Task, command: _Report) -> list[ev.Event]:
             reason=DROPPED if command.dropped else "",
             all_taken=command.all_taken,
         )
-        events.append(ev.Event(delivery_reported=reported))
+        events.append(reported)
     return events
 
 
@@ -188,12 +185,12 @@ def _lease(
     state: State, offer: Offer, want: int, iteration: Iteration, source: int, task: Task | None
 ) -> Decision:
     """Lease up to `want` of the offer to `task`, or, for GetSplit, to no task."""
-    events = []
+    events: Bodies = []
     if offer.starts:
         started = ev.PassStarted(
             iteration_id=iteration.iteration_id, source=source, pass_number=offer.pass_number
         )
-        events.append(ev.Event(pass_started=started))
+        events.append(started)
     count = min(want, offer.stop - offer.first)
     if count <= 0:
         none = None if offer.waits else ev.SplitsLeased(pass_number=offer.pass_number)
@@ -207,13 +204,13 @@ def _lease(
         first=offer.first,
         count=count,
     )
-    return Decision([*events, ev.Event(splits_leased=leased)], leased)
+    return Decision([*events, leased], leased)
 
 
-def _leased_anew(state: State, lease: Lease, count: int) -> ev.Event:
+def _leased_anew(state: State, lease: Lease, count: int) -> ev.SplitsLeased:
     """A new lease of the first splits of a returned lease."""
     again = asdict(lease) | {"lease_id": state.next_id, "count": count}
-    return ev.Event(splits_leased=ev.SplitsLeased(**again))
+    return ev.SplitsLeased(**again)
 
 
 def _find_splits(state: State, command: FindSplits) -> Decision:
@@ -228,7 +225,7 @@ def _find_splits(state: State, command: FindSplits) -> Decision:
         names=names,
         complete=command.complete,
     )
-    return Decision([ev.Event(splits_found=found)], None)
+    return Decision([found], None)
 
 
 def _find_ledger(iteration: Iteration, source: int) -> Ledger:
@@ -257,22 +254,16 @@ def _require_one_way(state: State, iteration: Iteration, ledger: Ledger, *, sing
         )
 
 
-def lease_begun(lease_id: int, *, taken: bool = False) -> ev.Event:
-    """All of its splits have been begun; `taken`: trainers have every element of them."""
-    return ev.Event(lease_begun=ev.LeaseBegun(lease_id=lease_id, taken=taken))
-
-
-def all_returned(lease: Lease) -> ev.Event:
+def all_returned(lease: Lease) -> ev.LeaseReturned:
     """The worker returns the whole lease: none of its elements was or will be seen."""
-    returned = ev.LeaseReturned(lease_id=lease.lease_id, count=lease.count)
-    return ev.Event(lease_returned=returned)
+    return ev.LeaseReturned(lease_id=lease.lease_id, count=lease.count)
 
 
-def lost_leases(state: State, task_ids: Iterable[int]) -> Iterator[ev.Event]:
+def lost_leases(state: State, task_ids: Iterable[int]) -> Iterator[ev.LeaseLost]:
     """LeaseLost for each lease of these tasks, whose progress is unknown."""
     for task_id in task_ids:
         for lease_id in state.tasks[task_id].leases:
-            yield ev.Event(lease_lost=ev.LeaseLost(lease_id=lease_id))
+            yield ev.LeaseLost(lease_id=lease_id)
 
 
 def running_tasks(state: State, iteration_id: int) -> set[int]:

@@ -67,7 +67,7 @@ def same_fields(kind: type[msgspec.Struct], message: Message) -> dict[str, Any]:
     found = {}
     for name, is_repeated, is_optional in _fields_of_both(kind, message.DESCRIPTOR):
         is_given = not is_optional or message.HasField(name)
-        value = getattr(message, name) if is_given else None
+        value: Any = getattr(message, name) if is_given else None
         found[name] = [*value] if is_repeated else value
     return found
 

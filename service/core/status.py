@@ -59,19 +59,14 @@ _iteration_of = msgspec.msgpack.Decoder(Iteration).decode
 
 def status(state: State) -> dict[str, Any]:
     """A JSON-ready summary. Its size follows workers, jobs and iterations, not splits."""
-    known = _known(state)
-    jobs = [
-        _job(state, job, _iterations(state, job), lambda _: None, known, NOTHING)
-        for job in state.jobs.values()
-    ]
-    lists = {name: [*parts] for name, parts in _lists(state, ()).items()}
-    return {**_numbers(state), **lists, "jobs": jobs}
+    found: dict[str, Any] = msgspec.json.decode(b"".join(encoded_status(state)))
+    return found
 
 
 def encoded_status(
     state: State,
-    refused_peers: Iterable[RefusedPeer],
-    counted: Counted,
+    refused_peers: Iterable[RefusedPeer] = (),
+    counted: Counted = lambda _: None,
     measured: Mapping[str, Any] | None = None,
     observations: JobObservationsOf = lambda _: NOTHING,
 ) -> Iterator[bytes]:
@@ -113,10 +108,6 @@ def _list(parts: Iterable[dict[str, Any]]) -> bytes:
     return b"[%b]" % b",".join([_encode(part) for part in parts])
 
 
-def _iterations(state: State, job: Job) -> Iterator[Iteration]:
-    return (state.iterations[number] for number in sorted(job.iterations.values()))
-
-
 def _known(state: State) -> Known:
     return {d.dataset_id: count_known(d) for d in state.datasets.values() if d.lengths}
 
@@ -130,13 +121,9 @@ def _nameless(iteration: Iteration) -> Iteration:
 
 
 def _numbers(state: State) -> dict[str, Any]:
+    names = ("journal_id", "born_ms", "sequence", "time_ms", "leader", "term")
     return {
-        "journal_id": state.journal_id,
-        "born_ms": state.born_ms,
-        "sequence": state.sequence,
-        "time_ms": state.time_ms,
-        "leader": state.leader,
-        "term": state.term,
+        **{name: getattr(state, name) for name in names},
         "worker_addresses": [place.configured for place in state.places],
         "leases": len(state.leases),
     }

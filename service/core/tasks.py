@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...journal.proto import events_pb2 as ev
-from .base import Command, Decide, Decision, EventKind, Events, Ids, find_task, reserve_id
+from .base import Bodies, Command, Decide, Decision, EventKind, Events, Ids, find_task, reserve_id
 from .read_kinds import kind_of, staying
-from .splits import lease_begun, ledger_of
+from .splits import ledger_of
 from .state import MAX_LOST_TASKS, Iteration, Orphan, State, Task, Worker, lease_caller, skip_caller
 
 
@@ -28,8 +28,8 @@ def _complete_task(state: State, command: CompleteTask) -> Decision:
     kind = kind_of(state.jobs[iteration.job_id])
     if not kind.tasks_complete:
         return Decision([], None)
-    events = [lease_begun(lease_id) for lease_id in task.leases]
-    events.append(ev.Event(task_completed=ev.TaskCompleted(task_id=task.task_id)))
+    events: Bodies = [ev.LeaseBegun(lease_id=lease_id) for lease_id in task.leases]
+    events.append(ev.TaskCompleted(task_id=task.task_id))
     events += kind.on_task_ended(state, iteration, staying(state), Ids(state), task)
     return Decision(events, None)
 

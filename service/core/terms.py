@@ -8,7 +8,7 @@ from ...journal.codec import FORMAT
 from ...journal.proto import events_pb2 as ev
 from ...journal.reasons import REPAIRED
 from . import tasks
-from .base import Command, Decide, Decision, EventKind, Events
+from .base import Bodies, Command, Decide, Decision, EventKind, Events
 from .consumers import left
 from .iterations import collected, over
 from .places import listed
@@ -62,10 +62,10 @@ def _elect_leader(state: State, command: ElectLeader) -> Decision:
     events = _dismiss_members(state) if state.cut else []
     if places is not state.places:
         events += _end_static_reads(state, dismissed=state.cut)
-    return Decision([*events, ev.Event(leader_elected=elected)], elected)
+    return Decision([*events, elected], elected)
 
 
-def _dismiss_members(state: State) -> list[ev.Event]:
+def _dismiss_members(state: State) -> Bodies:
     """Events that dismiss all workers and consumers: they may know of events that were cut off."""
     ends = [
         iteration
@@ -75,18 +75,15 @@ def _dismiss_members(state: State) -> list[ev.Event]:
     return [
         *lost_leases(state, state.tasks),
         *(left(consumer_id, REPAIRED) for consumer_id in state.consumers),
-        *(
-            ev.Event(worker_lost=ev.WorkerLost(worker_id=i, reason=REPAIRED, for_good=True))
-            for i in state.workers
-        ),
+        *(ev.WorkerLost(worker_id=i, reason=REPAIRED, for_good=True) for i in state.workers),
         *map(over, ends),
         *(failed(save, "DATA_LOSS", _REPAIRED_SAVE) for save in state.saves.values()),
     ]
 
 
-def _end_static_reads(state: State, dismissed: bool) -> list[ev.Event]:
+def _end_static_reads(state: State, dismissed: bool) -> Bodies:
     """Events that end the statically sharded iterations of an outdated list of workers."""
-    events = []
+    events: Bodies = []
     for iteration in state.iterations.values():
         if kind_of(state.jobs[iteration.job_id]) is STATIC_READ and not iteration.finished:
             if not dismissed:

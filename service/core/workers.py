@@ -7,7 +7,7 @@ from msgspec.structs import asdict
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument, PermissionDenied
 from . import tasks
-from .base import Command, Decide, Decision, EventKind, Events, Ids, reserve_id
+from .base import Bodies, Command, Decide, Decision, EventKind, Events, Ids, reserve_id
 from .places import find_place, place_of
 from .read_kinds import can_run, kind_of, staying
 from .splits import all_returned, lost_leases
@@ -64,7 +64,7 @@ def _register_worker(state: State, command: RegisterWorker) -> Decision:
             f"the worker process {command.uid} at {command.address} has said goodbye; start "
             "another one"
         )
-    events: list[ev.Event] = []
+    events: Bodies = []
     known = state.workers.get(state.worker_at.get(command.address, 0))
     require_own(state, command)
     if known is not None and known.uid == command.uid:
@@ -82,8 +82,8 @@ def _register_worker(state: State, command: RegisterWorker) -> Decision:
         registered.replaced_uid = known.uid
         events += _lost(state, known, "another process took its address", ids)
     registered.worker_id = ids.new()
-    finished = {event.iteration_finished.iteration_id for event in events}
-    events.append(ev.Event(worker_registered=registered))
+    finished = {e.iteration_id for e in events if isinstance(e, ev.IterationFinished)}
+    events.append(registered)
     for iteration in state.iterations.values():
         if not iteration.finished and iteration.iteration_id not in finished:
             events += _comes(state, iteration, registered, ids)
@@ -114,9 +114,7 @@ def _registration(command: RegisterWorker, place: int | None) -> ev.WorkerRegist
     return ev.WorkerRegistered(place=place, **fields)
 
 
-def _comes(
-    state: State, iteration: Iteration, registered: ev.WorkerRegistered, ids: Ids
-) -> list[ev.Event]:
+def _comes(state: State, iteration: Iteration, registered: ev.WorkerRegistered, ids: Ids) -> Bodies:
     """Give it its part of an unfinished iteration, if it can run that."""
     job = state.jobs[iteration.job_id]
     if not can_run(state, job, _worker(registered)):
@@ -125,7 +123,7 @@ def _comes(
     return kind_of(job).on_worker_registered(state, iteration, registered, lost, ids)
 
 
-def _beats(state: State, worker: Worker, drains: bool) -> list[ev.Event]:
+def _beats(state: State, worker: Worker, drains: bool) -> Bodies:
     """A heartbeat of a registered worker."""
     if worker.draining or drains:
         return [] if worker.draining else _drains(state, worker)
@@ -140,7 +138,7 @@ def _beats(state: State, worker: Worker, drains: bool) -> list[ev.Event]:
     ]
 
 
-def _granted(state: State, worker: Worker, command: RegisterWorker) -> list[ev.Event]:
+def _granted(state: State, worker: Worker, command: RegisterWorker) -> Bodies:
     """A registered worker whose grants are others than before."""
     ids = Ids(state)
     if not all(covers(command.grants, _job_of(state, task_id)) for task_id in worker.tasks):
@@ -148,7 +146,7 @@ def _granted(state: State, worker: Worker, command: RegisterWorker) -> list[ev.E
     registered = _registration(command, place_of(state, worker.address))
     registered.worker_id = worker.worker_id
     registered.draining |= worker.draining
-    events = [ev.Event(worker_registered=registered)]
+    events: Bodies = [registered]
     for iteration in state.iterations.values():
         before = can_run(state, state.jobs[iteration.job_id], worker) or any(
             state.tasks[task_id].worker_id == worker.worker_id for task_id in iteration.all_tasks
@@ -190,10 +188,10 @@ def _lose_worker(state: State, command: LoseWorker) -> Decision:
     return Decision(_lost(state, worker, command.reason, Ids(state), left=command.left), None)
 
 
-def _drains(state: State, worker: Worker) -> list[ev.Event]:
+def _drains(state: State, worker: Worker) -> Bodies:
     """Remove its pending tasks; their leases are returned, since no consumer got an element. Remove
     those that consumers can do without at once."""
-    events = [ev.Event(worker_drains=ev.WorkerDrains(worker_id=worker.worker_id))]
+    events: Bodies = [ev.WorkerDrains(worker_id=worker.worker_id)]
     for task_id in sorted(worker.tasks):
         task = state.tasks[task_id]
         iteration = state.iterations[task.iteration_id]
@@ -201,15 +199,13 @@ def _drains(state: State, worker: Worker) -> list[ev.Event]:
         if task_id in iteration.tasks and not kind.drops_draining_workers:
             continue
         events += [all_returned(state.leases[lease_id]) for lease_id in task.leases]
-        events.append(ev.Event(task_removed=ev.TaskRemoved(task_id=task_id)))
+        events.append(ev.TaskRemoved(task_id=task_id))
     return events
 
 
-def _lost(
-    state: State, worker: Worker, reason: str, ids: Ids, left: bool = False
-) -> list[ev.Event]:
+def _lost(state: State, worker: Worker, reason: str, ids: Ids, left: bool = False) -> Bodies:
     lost = ev.WorkerLost(worker_id=worker.worker_id, reason=reason, left=left)
-    events = [*lost_leases(state, sorted(worker.tasks)), ev.Event(worker_lost=lost)]
+    events: Bodies = [*lost_leases(state, sorted(worker.tasks)), lost]
     others = [w for w in staying(state) if w != worker.worker_id]
     for task_id in sorted(worker.tasks):
         iteration = state.iterations[state.tasks[task_id].iteration_id]
