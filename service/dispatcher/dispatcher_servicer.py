@@ -731,8 +731,7 @@ class DispatcherServicer:
         dispatcher = self._dispatcher
         if request.workers_only:
             workers = State(workers={**dispatcher.state.workers})
-            pieces = encoded_status(workers, (), lambda _: None)
-            return pb.GetStatusResponse(status=b"".join(pieces).decode())
+            return pb.GetStatusResponse(status=b"".join(encoded_status(workers)).decode())
 
         found = await in_slices(dispatcher.encoded_status())
         return pb.GetStatusResponse(status=b"".join(found).decode())

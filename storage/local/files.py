@@ -129,22 +129,13 @@ class FileStorage(Storage):
 
     def holdings(self) -> Holdings:
         log = self._log()
-        segments = [segment.path for segment in log.list_segments()]
-        snapshots = [log.snapshot(sequence) for sequence in log.list_snapshots()]
-        blobs = self._layout.list_blobs()
+        segments = _count([segment.path for segment in log.list_segments()])
+        snapshots = _count([log.snapshot(sequence) for sequence in log.list_snapshots()])
         try:
             torn_bytes = self._scan_tail(log).torn_bytes
         except Corrupt:
             torn_bytes = 0
-        return Holdings(
-            segments=len(segments),
-            log_bytes=_bytes(segments),
-            torn_bytes=torn_bytes,
-            snapshots=len(snapshots),
-            snapshot_bytes=_bytes(snapshots),
-            blobs=len(blobs),
-            blob_bytes=_bytes(blobs),
-        )
+        return Holdings(*segments, torn_bytes, *snapshots, *_count(self._layout.list_blobs()))
 
     def condemned(self) -> str:
         return self._log().why_condemned()
@@ -234,11 +225,12 @@ def _content(path: Path) -> bytes:
         raise unreadable(path, error) from error
 
 
-def _bytes(paths: list[Path]) -> int:
+def _count(paths: list[Path]) -> tuple[int, int]:
+    """How many files, and their bytes."""
     total = 0
     for path in paths:
         try:
             total += path.stat().st_size
         except OSError:
             continue  # trimmed meanwhile, or unreadable
-    return total
+    return len(paths), total

@@ -90,17 +90,8 @@ class PostgresStorage(ServerStorage):
         return [name for (name,) in read(self._client, "SELECT name FROM {s}.blobs")]
 
     def holdings(self) -> Holdings:
-        (row,) = read(self._client, _HOLDINGS) or [(0,) * 6]
-        entries, log_bytes, snapshots, snapshot_bytes, blobs, blob_bytes = row
-        return Holdings(
-            segments=int(entries > 0),
-            log_bytes=log_bytes,
-            torn_bytes=0,
-            snapshots=snapshots,
-            snapshot_bytes=snapshot_bytes,
-            blobs=blobs,
-            blob_bytes=blob_bytes,
-        )
+        ((entries, log_bytes, *others),) = read(self._client, _HOLDINGS) or [(0,) * 6]
+        return Holdings(int(entries > 0), log_bytes, 0, *others)
 
     def _meta(self, client: PostgresClient) -> Meta | None:
         return read_meta(client)

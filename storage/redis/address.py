@@ -58,15 +58,9 @@ def parse_redis_url(url: str) -> RedisAddress:
         wait_aof = bool(_integer(rest, "wait_aof", 1))
     except ValueError as error:
         raise StorageUnusable(f"storage {redact(url)}: {error}") from None
+    server = f"{server}?{urlencode(rest)}"
     return RedisAddress(
-        url=redact(url),
-        server=f"{server}?{urlencode(rest)}",
-        sentinels=sentinels,
-        service=service,
-        prefix=prefix,
-        retry_s=retry_s,
-        wait_replicas=wait_replicas,
-        wait_aof=wait_aof,
+        redact(url), server, sentinels, service, prefix, retry_s, wait_replicas, wait_aof
     )
 
 

@@ -56,17 +56,8 @@ class RedisStorage(ServerStorage):
         entries, log_bytes = self._client.run_together(
             ("XLEN", self._keys.log), ("MEMORY", "USAGE", self._keys.log, "SAMPLES", 0)
         )
-        snapshots = self._sizes(self._keys.snapshots)
-        blobs = self._sizes(self._keys.blobs)
-        return Holdings(
-            segments=int(entries > 0),
-            log_bytes=log_bytes or 0,
-            torn_bytes=0,
-            snapshots=len(snapshots),
-            snapshot_bytes=sum(snapshots),
-            blobs=len(blobs),
-            blob_bytes=sum(blobs),
-        )
+        snapshots, blobs = map(self._count, (self._keys.snapshots, self._keys.blobs))
+        return Holdings(int(entries > 0), log_bytes or 0, 0, *snapshots, *blobs)
 
     def _meta(self, client: RedisClient) -> RedisMeta | None:
         return self._parse(client.run("HGETALL", self._keys.meta))
@@ -93,11 +84,11 @@ class RedisStorage(ServerStorage):
     def _parse(self, reply: list[bytes]) -> RedisMeta | None:
         return parse_meta(reply, f"{self.url}: {self._keys.meta}")
 
-    def _sizes(self, key: str) -> list[int]:
+    def _count(self, key: str) -> tuple[int, int]:
+        """How many fields a hash has, and their bytes."""
         fields = self._client.run("HKEYS", key)
-        sizes: list[int]
         sizes = self._client.run_together(*(("HSTRLEN", key, field) for field in fields))
-        return sizes
+        return len(sizes), sum(sizes)
 
     def _check_end(self) -> RedisMeta | None:
         keys = self._keys
