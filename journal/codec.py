@@ -25,8 +25,7 @@ def decode(sequence: int, data: bytes) -> Event:
         event = Event.FromString(data)
     except DecodeError as error:
         raise Corrupt(f"record {sequence} holds no event: {error}") from None
-    kind = event.WhichOneof("event")
-    if kind is None:
+    if (kind := event.WhichOneof("event")) is None:
         raise NewerFormat(
             f"record {sequence} holds an event of a kind that this version does not know; "
             "upgrade Forebay"

@@ -190,7 +190,7 @@ def find_loss(
     does not lack that.
 
     The meta may have been seen on a server that lags behind. So it is read again, and the log is
-    condemned (`ServerStorage._lose`) only if it still is as it was read.
+    condemned (`ServerWriter.lose`) only if it still is as it was read.
     """
 
     def lacks(meta: Meta | None) -> bool:

@@ -88,11 +88,6 @@ class ServerStorage(Storage):
         """
 
     @abstractmethod
-    def _lose(self, seen: Meta | None, term: int, what: str) -> str:
-        """Condemn the log, whoever is its writer, in `term` at least, and return the reason; "" if
-        the meta is no longer as it was seen."""
-
-    @abstractmethod
     def _cut(self, cut: Cut, term: int, token: str, new_term: int) -> str | None:
         """Move what `cut` does not leave aside, undo `condemn`, and set the meta's term to
         `new_term`.
@@ -123,18 +118,15 @@ class ServerStorage(Storage):
 
     def read_snapshot(self, sequence: int) -> bytes:
         where = f"{self.url}: {self._names.snapshots}: {sequence}"
-        framed = self._get("snapshots", sequence)
-        if framed is None:
+        if (framed := self._get("snapshots", sequence)) is None:
             raise Missing(f"{where}: there is no such snapshot")
-        data = unframe(framed)
-        if data is None:
+        if (data := unframe(framed)) is None:
             raise Corrupt(f"{where}: the snapshot's checksum does not match")
         return data
 
     def read_blob(self, name: str) -> bytes:
         where = f"{self.url}: {self._names.blobs}: {name}"
-        data = self._get("blobs", name)
-        if data is None:
+        if (data := self._get("blobs", name)) is None:
             raise Missing(f"{where}: there is no such blob; {REGISTER}")
         if not is_blob(name, data):
             raise Corrupt(f"{where}: the blob's content does not match its name; {REGISTER}")
@@ -183,9 +175,8 @@ class ServerStorage(Storage):
             self._watcher = self._connect(timeout_s=timeout_s)
         with self._watch.looking():
             meta = self._meta(self._watcher)
-        if reason := find_loss(
-            meta, *self._acknowledged, partial(self._meta, self._client), self._lose
-        ):
+        lose = partial(self.writer_type.lose, self._client)
+        if reason := find_loss(meta, *self._acknowledged, partial(self._meta, self._client), lose):
             raise Corrupt(f"{self.url}: {reason}; {self._names.remedy}")
         if meta is None or not meta.owner or (place and meta.place == place):
             return meta
@@ -200,8 +191,7 @@ class ServerStorage(Storage):
         """Begin a term, if the meta is still the same; return the term and the writer's token."""
         token = secrets.token_hex(8)
         owner = owner or "somebody"  # "" in the meta means no writer
-        term = self._begin_term(meta, token, owner, lease_ms, place, repair)
-        if term is None:
+        if (term := self._begin_term(meta, token, owner, lease_ms, place, repair)) is None:
             raise Locked(f"{self.url} is in use: another writer was faster, or is alive")
         return term, token
 
@@ -212,8 +202,7 @@ class ServerStorage(Storage):
             meta = self._meta(self._client)  # condemned now; raises if it cannot be repaired
         term, token = self._begin(meta, owner, LEASE_MS, "", repair=True)
         cut = find_cut(self._fetch, self._names, meta, after)
-        moved = self._cut(cut, term, token, max(term, cut.term + 1))
-        if moved is None:
+        if (moved := self._cut(cut, term, token, max(term, cut.term + 1))) is None:
             raise Locked(f"{self.url}: another writer has begun meanwhile; stop that first")
         self._acknowledged = (0, 0)
         return f"the log ends at record {cut.last} now{moved}"

@@ -88,6 +88,9 @@ class ServerWriter(Writer):
 
     server = ""  # the server's name, for the log
     remedy = ""  # for a condemned log
+    lose: Callable[[Any, Meta | None, int, str], str]
+    """By a client: condemn the log, whoever is its writer, in this term at least, and return the
+    reason; "" if the meta is no longer as it was seen."""
 
     def __init__(
         self,
@@ -121,10 +124,6 @@ class ServerWriter(Writer):
     @abstractmethod
     def _see(self, client: Any, last: int) -> Seen:
         """See `Seen`."""
-
-    @abstractmethod
-    def _lose(self, seen: Meta | None, what: str) -> str:
-        """Condemn the log, and return the reason; "" if the meta is no longer as it was seen."""
 
     @abstractmethod
     def _leave(self) -> None:
@@ -285,7 +284,7 @@ class ServerWriter(Writer):
 
     def _lost(self, seen: Meta | None, what: str) -> StorageError:
         """Condemn the log; the error that says so."""
-        if reason := self._lose(seen, what):
+        if reason := self.lose(self._client, seen, self.term, what):
             return Corrupt(f"{self._url}: {reason}; {self.remedy}")
         return StorageUnavailable(f"{self._url}: the journal's meta changed while it was looked at")
 

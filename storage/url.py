@@ -73,8 +73,7 @@ def open_storage(url: str, *, allow_volatile: bool = False) -> Storage:
     `open_writer` creates what is missing. Without `allow_volatile`, it refuses a Redis or
     PostgreSQL whose settings can lose acknowledged records. Raises StorageUnusable.
     """
-    scheme = _SCHEME.match(url)
-    if scheme is None:
+    if (scheme := _SCHEME.match(url)) is None:
         if not url:
             raise StorageUnusable(f"the storage URL is empty; {_offer()}")
         if url.startswith(":"):

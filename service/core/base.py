@@ -89,8 +89,7 @@ def reserve_id(state: State, number: int) -> int:
 
 def find_dataset(state: State, dataset_id: str) -> Dataset:
     """Raises NotFound."""
-    dataset = state.datasets.get(dataset_id)
-    if dataset is None:
+    if (dataset := state.datasets.get(dataset_id)) is None:
         raise NotFound(
             f"Dataset id {dataset_id} not found: it was removed, or never registered with this "
             "dispatcher; register it first"
@@ -100,8 +99,7 @@ def find_dataset(state: State, dataset_id: str) -> Dataset:
 
 def find_consumer(state: State, consumer_id: int) -> Consumer:
     """Raises NotFound."""
-    consumer = state.consumers.get(consumer_id)
-    if consumer is None:
+    if (consumer := state.consumers.get(consumer_id)) is None:
         raise NotFound(
             f"Consumer id {consumer_id} not found: it left, or was given up; read the dataset again"
         )
@@ -110,8 +108,7 @@ def find_consumer(state: State, consumer_id: int) -> Consumer:
 
 def find_iteration(state: State, iteration_id: int) -> Iteration:
     """Raises NotFound."""
-    iteration = state.iterations.get(iteration_id)
-    if iteration is None:
+    if (iteration := state.iterations.get(iteration_id)) is None:
         raise NotFound(
             f"Iteration id {iteration_id} not found: it was collected, or this dispatcher lost its "
             "state; read the dataset again"
@@ -132,8 +129,7 @@ def find_task(state: State, task_id: int) -> Task | None:
 
 def find_running_task(state: State, task_id: int) -> Task:
     """Raises NotFound, and Unavailable as `find_task` does."""
-    task = find_task(state, task_id)
-    if task is None or task.completed:
+    if (task := find_task(state, task_id)) is None or task.completed:
         raise NotFound(f"Task {task_id} not found: it has ended, or its worker was lost")
     return task
 
@@ -148,7 +144,6 @@ def require_one_of_each(who: str, what: str, values: Sequence[int], bundles: Seq
 
 def find_save(state: State, path: str) -> Save | EndedSave:
     """The save at the path, running or remembered. Raises NotFound."""
-    save_id = state.save_at.get(path)
-    if save_id is None:
+    if (save_id := state.save_at.get(path)) is None:
         raise NotFound(f"the dispatcher does not know of a save at {path!r}")
     return state.saves.get(save_id) or state.ended_saves[save_id]

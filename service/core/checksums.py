@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ...journal.proto import events_pb2 as ev
 from ..errors import InvalidArgument
-from .base import Command, Decide, Decision, EventKind, Events, require_one_of_each
+from .base import Command, Decision, EventKind, require_one_of_each
 from .iterations import first_epoch
 from .state import Job, State
 
@@ -90,5 +90,5 @@ def describe_mismatches(job: Job, bundles: Sequence[int] | None = None) -> str:
     )
 
 
-DECIDE: Decide = {CheckBundles: _check_bundles}
-EVENTS: Events = {"bundles_checked": EventKind(_bundles_checked, is_quiet=True)}
+DECIDE = {CheckBundles: _check_bundles}
+EVENTS = {"bundles_checked": EventKind(_bundles_checked, is_quiet=True)}

@@ -16,16 +16,7 @@ from typing import NamedTuple
 from ...journal.proto import events_pb2 as ev
 from .. import ranges
 from ..errors import InvalidArgument
-from .base import (
-    Bodies,
-    Command,
-    Decide,
-    Decision,
-    EventKind,
-    Events,
-    find_consumer,
-    require_one_of_each,
-)
+from .base import Bodies, Command, Decision, EventKind, find_consumer, require_one_of_each
 from .state import Consumer, Iteration, State
 
 MAX_CLAIMS = 1000
@@ -130,8 +121,8 @@ def returned(iteration: Iteration, consumer: Consumer) -> None:
         iteration.version += 1
 
 
-DECIDE: Decide = {ClaimBundles: _claim_bundles}
-EVENTS: Events = {
+DECIDE = {ClaimBundles: _claim_bundles}
+EVENTS = {
     "bundles_claimed": EventKind(_bundles_claimed, is_quiet=True),
     "claims_moved": EventKind(_claims_moved, is_quiet=True),
 }

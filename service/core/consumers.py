@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from ...journal.proto import events_pb2 as ev
 from .. import ranges
 from ..errors import FailedPrecondition, InvalidArgument, NotFound
-from .base import Bodies, Command, Decide, Decision, EventKind, Events, Ids, itself, reserve_id
+from .base import Bodies, Command, Decision, EventKind, Ids, itself, reserve_id
 from .claims import returned
 from .iterations import collected, first_epoch, forget_tasks_nobody_reads, let_go, used
 from .ordered import check_member, evicted
@@ -76,8 +76,7 @@ class EjectConsumers(Command, frozen=True, kw_only=True):
 
 
 def _join_iteration(state: State, command: JoinIteration) -> Decision:
-    job = state.jobs.get(command.job_id)
-    if job is None:
+    if (job := state.jobs.get(command.job_id)) is None:
         raise NotFound(
             f"Job id {command.job_id} not found: it was collected, or this dispatcher lost its "
             "state; read the dataset again"
@@ -208,12 +207,12 @@ def _consumer_left(state: State, event: ev.ConsumerLeft) -> None:
     forget_tasks_nobody_reads(state, iteration)
 
 
-DECIDE: Decide = {
+DECIDE = {
     JoinIteration: _join_iteration,
     LeaveIteration: _leave_iteration,
     EjectConsumers: _eject_consumers,
 }
-EVENTS: Events = {
+EVENTS = {
     "consumer_joined": EventKind(_consumer_joined, answer=itself),
     "consumer_left": EventKind(_consumer_left),
 }

@@ -14,7 +14,7 @@ from ...journal.datasets import SHARES, forget_analysis, stored
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows
 from ..errors import FailedPrecondition, InvalidArgument
-from .base import Command, Decide, Decision, EventKind, Events, find_dataset, itself, reserve_id
+from .base import Command, Decision, EventKind, find_dataset, itself, reserve_id
 from .bundles import splits_of
 from .jobs import readers_of, removed
 from .saves import is_absolute
@@ -292,13 +292,13 @@ def _compression_decided(state: State, event: ev.CompressionDecided) -> None:
     state.datasets[event.dataset_id].compression_disabled = event.disabled
 
 
-DECIDE: Decide = {
+DECIDE = {
     RegisterDataset: _register_dataset,
     RemoveDataset: _remove_dataset,
     ForgetBlob: _forget_blob,
     DecideCompression: _decide_compression,
 }
-EVENTS: Events = {
+EVENTS = {
     "dataset_registered": EventKind(_dataset_registered),
     "mixture_registered": EventKind(_dataset_registered),
     "dataset_used": EventKind(_dataset_used),

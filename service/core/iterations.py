@@ -6,7 +6,7 @@ from ...journal.proto import events_pb2 as ev
 from .. import ranges
 from ..errors import FailedPrecondition
 from . import tasks
-from .base import Bodies, Command, Decide, Decision, EventKind, Events, find_iteration, reserve_id
+from .base import Bodies, Command, Decision, EventKind, find_iteration, reserve_id
 from .splits import ledgers, lost_leases
 from .state import Claims, Iteration, Job, State
 
@@ -138,8 +138,8 @@ def forget_tasks_nobody_reads(state: State, iteration: Iteration) -> None:
         iteration.tasks.clear()
 
 
-DECIDE: Decide = {CollectIteration: _collect_iteration}
-EVENTS: Events = {
+DECIDE = {CollectIteration: _collect_iteration}
+EVENTS = {
     "iteration_created": EventKind(_iteration_created),
     "iteration_finished": EventKind(_iteration_finished),
     "iteration_summarized": EventKind(_iteration_summarized),

@@ -8,17 +8,7 @@ from typing import Any
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
-from .base import (
-    Bodies,
-    Command,
-    Decide,
-    Decision,
-    EventKind,
-    Events,
-    Ids,
-    find_dataset,
-    reserve_id,
-)
+from .base import Bodies, Command, Decision, EventKind, Ids, find_dataset, reserve_id
 from .bundles import complete_order, is_same_order
 from .consumers import JoinIteration, join, left
 from .iterations import collected
@@ -262,8 +252,7 @@ def _job_created(state: State, event: ev.JobCreated) -> None:
 
 
 def _remove_job(state: State, command: RemoveJob) -> Decision:
-    job = state.jobs.get(command.job_id)
-    if job is None:
+    if (job := state.jobs.get(command.job_id)) is None:
         return Decision([], None)
     if readers := readers_of(state, job):
         raise FailedPrecondition(
@@ -275,8 +264,7 @@ def _remove_job(state: State, command: RemoveJob) -> Decision:
 
 def epochs_over(state: State, job_name: str) -> int:
     """The job's last finished epoch; 0 if none is finished, or the job does not exist."""
-    job = state.jobs.get(state.job_by_name.get(job_name, 0))
-    if job is None:
+    if (job := state.jobs.get(state.job_by_name.get(job_name, 0))) is None:
         return 0
     finished = (epoch for epoch, i in job.iterations.items() if state.iterations[i].finished)
     return max([0, *finished, *(stop - 1 for _, stop in job.summarized)])
@@ -304,8 +292,8 @@ def _job_removed(state: State, event: ev.JobRemoved) -> None:
         del state.job_by_name[job.name]
 
 
-DECIDE: Decide = {GetOrCreateJob: _get_or_create_job, JoinJob: _join_job, RemoveJob: _remove_job}
-EVENTS: Events = {
+DECIDE = {GetOrCreateJob: _get_or_create_job, JoinJob: _join_job, RemoveJob: _remove_job}
+EVENTS = {
     "job_created": EventKind(_job_created, answer=lambda body: body.job_id),
     "job_removed": EventKind(_job_removed),
 }

@@ -12,16 +12,7 @@ from collections.abc import Sequence
 
 from ...journal.proto import events_pb2 as ev
 from ..errors import InvalidArgument
-from .base import (
-    Command,
-    Decide,
-    Decision,
-    EventKind,
-    Events,
-    find_consumer,
-    find_dataset,
-    require_one_of_each,
-)
+from .base import Command, Decision, EventKind, find_consumer, find_dataset, require_one_of_each
 from .bundles import Part, parts_of, splits_of
 from .state import Dataset, Job, State
 
@@ -170,9 +161,9 @@ def count_known(dataset: Dataset) -> dict[int, int]:
     }
 
 
-DECIDE: Decide = {
+DECIDE = {
     CountBundles: _count_bundles,
     DeclareLengths: _declare_lengths,
     LearnLengths: _learn_lengths,
 }
-EVENTS: Events = {"lengths_learned": EventKind(_lengths_learned, is_quiet=True)}
+EVENTS = {"lengths_learned": EventKind(_lengths_learned, is_quiet=True)}

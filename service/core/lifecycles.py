@@ -153,8 +153,7 @@ def task_state(state: State, task_id: int) -> str:
 
 def iteration_state(state: State, iteration_id: int) -> str:
     """WAITING (for workers or consumers), RUNNING, FINISHED or ABSENT."""
-    iteration = state.iterations.get(iteration_id)
-    if iteration is None:
+    if (iteration := state.iterations.get(iteration_id)) is None:
         return ABSENT
     return FINISHED if iteration.finished else RUNNING if iteration.running_tasks else WAITING
 

@@ -39,25 +39,9 @@ from .base import Command, Decide, Decision, Events
 from .state import MAX_ANSWERS, Answer, State
 
 TOPICS = (
-    terms,
-    datasets,
-    jobs,
-    iterations,
-    consumers,
-    workers,
-    tasks,
-    rounds,
-    splits,
-    skips,
-    lengths,
-    claims,
-    ordered,
-    checksums,
-    schedules,
-    saves,
-    save_streams,
+    *(terms, datasets, jobs, iterations, consumers, workers, tasks, rounds, splits, skips),
+    *(lengths, claims, ordered, checksums, schedules, saves, save_streams),
 )
-
 DECIDE: Decide = {command: how for topic in TOPICS for command, how in topic.DECIDE.items()}
 EVENTS: Events = {name: kind for topic in TOPICS for name, kind in topic.EVENTS.items()}
 KINDS = {

@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from ...journal.proto import events_pb2 as ev
 from ..errors import AlreadyExists, InvalidArgument
-from .base import Command, Decide, Decision, EventKind, Events
+from .base import Command, Decision, EventKind
 from .state import Iteration, Job, State
 
 MAX_CONSUMERS = 1 << 16
@@ -105,5 +105,5 @@ def evicted(
     return found
 
 
-DECIDE: Decide = {MoveConsumers: _move_consumers}
-EVENTS: Events = {"consumers_moved": EventKind(_consumers_moved, is_quiet=True)}
+DECIDE = {MoveConsumers: _move_consumers}
+EVENTS = {"consumers_moved": EventKind(_consumers_moved, is_quiet=True)}

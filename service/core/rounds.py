@@ -21,7 +21,7 @@ from __future__ import annotations
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument
 from . import tasks
-from .base import Bodies, Command, Decide, Decision, EventKind, Events, find_consumer, reserve_id
+from .base import Bodies, Command, Decision, EventKind, find_consumer, reserve_id
 from .read_kinds import ROUNDS_READ, kind_of
 from .splits import lost_leases
 from .state import Barrier, Consumer, Iteration, State, Task
@@ -102,8 +102,7 @@ def _start_if_all_are_blocked(state: State, iteration: Iteration, another: Consu
 
 
 def _remove_task(state: State, command: RemoveTask) -> Decision:
-    task = state.tasks.get(command.task_id)
-    if task is None:
+    if (task := state.tasks.get(command.task_id)) is None:
         return Decision([], None)
     iteration = state.iterations[task.iteration_id]
     if kind_of(state.jobs[iteration.job_id]) is not ROUNDS_READ:
@@ -177,8 +176,8 @@ def _task_removed(state: State, event: ev.TaskRemoved) -> None:
         del removed[next(iter(removed))]
 
 
-DECIDE: Decide = {ReportRound: _report_round, RemoveTask: _remove_task}
-EVENTS: Events = {
+DECIDE = {ReportRound: _report_round, RemoveTask: _remove_task}
+EVENTS = {
     "consumer_began": EventKind(_consumer_began),
     "task_proposed": EventKind(_task_proposed),
     "round_targeted": EventKind(_round_targeted),

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument
-from .base import Bodies, Command, Decide, Decision, EventKind, Events, find_save
+from .base import Bodies, Command, Decision, EventKind, find_save
 from .state import EndedSave, Save, SplitRun, State, Stream, StreamSource, Worker
 
 STREAMS = 8
@@ -241,8 +241,7 @@ def _save_split_assigned(state: State, event: ev.SaveSplitAssigned) -> None:
 
 
 def _commit_chunk(state: State, command: CommitChunk) -> Decision:
-    stream = stream_of(state, command)
-    if stream is None:
+    if (stream := stream_of(state, command)) is None:
         raise FailedPrecondition(
             f"stream {command.stream} of save {command.save_id} is not this worker's any more: it "
             "was given up and another one goes on with it, or the save is over"
@@ -282,8 +281,7 @@ def _chunk_committed(state: State, event: ev.ChunkCommitted) -> None:
 
 
 def _complete_stream(state: State, command: CompleteStream) -> Decision:
-    stream = stream_of(state, command)
-    if stream is None:
+    if (stream := stream_of(state, command)) is None:
         return Decision([], None)
     save = state.saves[command.save_id]
     events: Bodies = [ev.StreamCompleted(save_id=save.save_id, stream=command.stream)]
@@ -300,13 +298,13 @@ def _stream_completed(state: State, event: ev.StreamCompleted) -> None:
     tell_writer(state, save, stream)
 
 
-DECIDE: Decide = {
+DECIDE = {
     AssignStream: _assign_stream,
     AssignSplit: _assign_split,
     CommitChunk: _commit_chunk,
     CompleteStream: _complete_stream,
 }
-EVENTS: Events = {
+EVENTS = {
     "stream_assigned": EventKind(_stream_assigned),
     "save_split_assigned": EventKind(_save_split_assigned, is_quiet=True),
     "chunk_committed": EventKind(_chunk_committed, is_quiet=True),

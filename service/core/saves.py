@@ -15,7 +15,7 @@ from ...journal.splits import grows, source_size
 from .. import ranges
 from ..errors import AlreadyExists, InvalidArgument, Unimplemented
 from ..ranges import Ranges
-from .base import Command, Decide, Decision, EventKind, Events, Ids, itself, reserve_id
+from .base import Command, Decision, EventKind, Ids, itself, reserve_id
 from .read_kinds import staying
 from .save_streams import OfStream, stream_of, tell_writer
 from .state import MAX_ENDED_SAVES, EndedSave, Save, SaveSource, State
@@ -151,8 +151,7 @@ def size_of_saves(state: State) -> int:
 
 
 def _fail_save(state: State, command: FailSave) -> Decision:
-    save = state.saves.get(command.save_id)
-    if save is None:
+    if (save := state.saves.get(command.save_id)) is None:
         return Decision([], None)
     if command.stream is not None and stream_of(state, command) is None:
         return Decision([], None)
@@ -218,8 +217,8 @@ def expected_elements(save: Save) -> int | None:
     return sum(x.elements for x in save.streams if x.completed) * splits // written
 
 
-DECIDE: Decide = {StartSave: _start_save, FailSave: _fail_save}
-EVENTS: Events = {
+DECIDE = {StartSave: _start_save, FailSave: _fail_save}
+EVENTS = {
     "save_started": EventKind(_save_started, answer=itself),
     "save_finished": EventKind(_save_finished),
     "save_failed": EventKind(_save_failed),

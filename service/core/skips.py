@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import MAX_REASON
-from .base import Command, Decide, Decision, EventKind, Events, find_running_task
+from .base import Command, Decision, EventKind, find_running_task
 from .state import MAX_SKIPS, Skip, State
 
 
@@ -53,5 +53,5 @@ def _split_skipped(state: State, event: ev.SplitSkipped) -> None:
     iteration.skips = [*iteration.skips, Skip.of(event)][-MAX_SKIPS:]
 
 
-DECIDE: Decide = {SkipSplit: _skip_split}
-EVENTS: Events = {"split_skipped": EventKind(_split_skipped, answer=lambda _: True)}
+DECIDE = {SkipSplit: _skip_split}
+EVENTS = {"split_skipped": EventKind(_split_skipped, answer=lambda _: True)}

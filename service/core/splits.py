@@ -17,10 +17,8 @@ from ..errors import FailedPrecondition, InvalidArgument
 from .base import (
     Bodies,
     Command,
-    Decide,
     Decision,
     EventKind,
-    Events,
     find_iteration,
     find_running_task,
     itself,
@@ -343,14 +341,14 @@ def _splits_found(state: State, event: ev.SplitsFound) -> None:
     ledger.grow(event.names, event.complete)
 
 
-DECIDE: Decide = {
+DECIDE = {
     GetSplit: _get_split,
     LeaseSplits: _lease_splits,
     ReturnSplits: _return_splits,
     ProbeSplits: _probe_splits,
     FindSplits: _find_splits,
 }
-EVENTS: Events = {
+EVENTS = {
     "splits_leased": EventKind(_splits_leased, answer=itself, is_quiet=True),
     "lease_begun": EventKind(_lease_begun, is_quiet=True),
     "lease_returned": EventKind(_lease_returned, is_quiet=True),

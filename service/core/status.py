@@ -29,7 +29,7 @@ from .jobs import readers_of
 from .ledger import Ledger
 from .lengths import count_known
 from .read_kinds import why_no_task
-from .state import BundleSpec, Claims, Dataset, EndedSave, Iteration, Job, Save, State
+from .state import BundleSpec, Claims, Dataset, EndedSave, Iteration, Job, Save, State, Struct
 
 
 class RefusedPeer(NamedTuple):
@@ -95,7 +95,7 @@ def encoded_status(
         separator = b',"jobs":['
         for job in map(_job_of, _parts_of(jobs)):
             copied.jobs = {job.job_id: job}
-            its = (_iteration_of(copies[number]) for number in sorted(job.iterations.values()))
+            its = [_iteration_of(copies[number]) for number in sorted(job.iterations.values())]
             found = _job(copied, job, its, counted, known, observations(job.job_id))
             yield separator + _encode(found)
             separator = b","
@@ -120,10 +120,13 @@ def _nameless(iteration: Iteration) -> Iteration:
     return replace(iteration, ledgers=ledgers)
 
 
+def _fields(of: Struct, *names: str) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in names}
+
+
 def _numbers(state: State) -> dict[str, Any]:
-    names = ("journal_id", "born_ms", "sequence", "time_ms", "leader", "term")
     return {
-        **{name: getattr(state, name) for name in names},
+        **_fields(state, "journal_id", "born_ms", "sequence", "time_ms", "leader", "term"),
         "worker_addresses": [place.configured for place in state.places],
         "leases": len(state.leases),
     }
@@ -142,15 +145,11 @@ def _lists(
         ),
         "workers": (
             {
-                "worker_id": w.worker_id,
-                "address": w.address,
+                **_fields(w, "worker_id", "address", "stock", "draining", "tags"),
                 "data_addresses": [
                     f"{server.protocol} {server.address}"
                     for server in map(ev.TransferServer.FromString, w.transfer_servers)
                 ],
-                "stock": w.stock,
-                "draining": w.draining,
-                "tags": w.tags,
                 "running_tasks": len(w.tasks),
                 "place": places.get(w.address),
             }
@@ -166,31 +165,25 @@ def _lists(
 def _job(
     state: State,
     job: Job,
-    iterations: Iterable[Iteration],
+    its: list[Iteration],
     counted: Counted,
     known: Known,
     observations: JobObservations,
 ) -> dict[str, Any]:
-    its = [*iterations]
     return {
-        "job_id": job.job_id,
+        **_fields(job, "job_id", "used_ms", "dataset_id", "lost_splits", "skipped_splits"),
+        **_fields(job, "cross_trainer_cache", "num_consumers"),
         "state": job_state(job, its, observations),
         "errors": observations.errors,
         "gone": observations.gone,
         "left": observations.left,
         "losses": observations.losses,
-        "used_ms": job.used_ms,
         "name": job.name or None,
-        "dataset_id": job.dataset_id,
         "sharding": ev.Sharding.Name(job.sharding),
         "summarized": [
             [first - first_epoch(job), stop - 1 - first_epoch(job)]
             for first, stop in job.summarized
         ],  # epochs count from 0 here
-        "lost_splits": job.lost_splits,
-        "skipped_splits": job.skipped_splits,
-        "cross_trainer_cache": job.cross_trainer_cache,
-        "num_consumers": job.num_consumers,  # of a coordinated read
         "order": None
         if job.order is None
         else _order(state.datasets[job.dataset_id], job.order, known),
@@ -256,12 +249,9 @@ def _ended_save(save: EndedSave) -> dict[str, Any]:
         error = f"{save.failed}: {save.message}"
         return {"path": save.path, "state": "failed", "error": error}
     return {
-        "path": save.path,
+        **_fields(save, "path", "streams", "assigned", "elements"),
         "state": "finished",
-        "streams": save.streams,
         "completed_streams": ranges.total(save.completed),
-        "assigned": save.assigned,
-        "elements": save.elements,
     }
 
 
@@ -301,14 +291,11 @@ def _dataset(state: State, dataset: Dataset, jobs: list[Job]) -> dict[str, Any]:
 def _iteration(state: State, job: Job, iteration: Iteration) -> dict[str, Any]:
     sources = state.datasets[job.dataset_id].outline.sources if iteration.ledgers else ()
     return {
-        "iteration_id": iteration.iteration_id,
+        **_fields(iteration, "iteration_id", "finished", "running_tasks", "completed_tasks"),
         "epoch": iteration.epoch - first_epoch(job),
-        "finished": iteration.finished,
         "consumers": len(iteration.consumers),
         "group": _group(state, iteration) if job.is_ordered else [],
         "claims": None if iteration.claims is None else _claims(state, iteration.claims, iteration),
-        "running_tasks": iteration.running_tasks,
-        "completed_tasks": iteration.completed_tasks,
         "skipped": iteration.skipped,
         "skips": [asdict(skip) for skip in iteration.skips],
         "no_task": (not iteration.finished and why_no_task(state, iteration)) or None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...journal.proto import events_pb2 as ev
-from .base import Bodies, Command, Decide, Decision, EventKind, Events, Ids, find_task, reserve_id
+from .base import Bodies, Command, Decision, EventKind, Ids, find_task, reserve_id
 from .read_kinds import kind_of, staying
 from .splits import ledger_of
 from .state import MAX_LOST_TASKS, Iteration, Orphan, State, Task, Worker, lease_caller, skip_caller
@@ -21,8 +21,7 @@ class CompleteTask(Command, frozen=True, kw_only=True):
 
 
 def _complete_task(state: State, command: CompleteTask) -> Decision:
-    task = find_task(state, command.task_id)
-    if task is None or task.completed:
+    if (task := find_task(state, command.task_id)) is None or task.completed:
         return Decision([], None)
     iteration = state.iterations[task.iteration_id]
     kind = kind_of(state.jobs[iteration.job_id])
@@ -37,8 +36,7 @@ def _complete_task(state: State, command: CompleteTask) -> Decision:
 def _task_created(state: State, event: ev.TaskCreated) -> None:
     task_id = reserve_id(state, event.task_id)
     worker, iteration = state.workers[event.worker_id], state.iterations[event.iteration_id]
-    task = state.tasks.get(task_id) or state.lost_tasks.pop(task_id, None)
-    if task is None:
+    if (task := state.tasks.get(task_id) or state.lost_tasks.pop(task_id, None)) is None:
         shard = event.shard if event.HasField("shard") else None
         task = Task(task_id, event.iteration_id, event.worker_id, shard, event.sweeps)
     elif task.lost_with == worker.uid:
@@ -160,8 +158,5 @@ def _forget_answers(state: State, task: Task) -> None:
     state.answers.pop(skip_caller(task.task_id), None)
 
 
-DECIDE: Decide = {CompleteTask: _complete_task}
-EVENTS: Events = {
-    "task_created": EventKind(_task_created),
-    "task_completed": EventKind(_task_completed),
-}
+DECIDE = {CompleteTask: _complete_task}
+EVENTS = {"task_created": EventKind(_task_created), "task_completed": EventKind(_task_completed)}

@@ -8,7 +8,7 @@ from ...journal.codec import FORMAT
 from ...journal.proto import events_pb2 as ev
 from ...journal.reasons import REPAIRED
 from . import tasks
-from .base import Bodies, Command, Decide, Decision, EventKind, Events
+from .base import Bodies, Command, Decision, EventKind
 from .consumers import left
 from .iterations import collected, over
 from .places import listed
@@ -117,5 +117,5 @@ def _leader_elected(state: State, event: ev.LeaderElected) -> None:
     state.position_key = event.position_key or state.position_key
 
 
-DECIDE: Decide = {ElectLeader: _elect_leader}
-EVENTS: Events = {"leader_elected": EventKind(_leader_elected)}
+DECIDE = {ElectLeader: _elect_leader}
+EVENTS = {"leader_elected": EventKind(_leader_elected)}

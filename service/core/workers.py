@@ -7,7 +7,7 @@ from msgspec.structs import asdict
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument, PermissionDenied
 from . import tasks
-from .base import Bodies, Command, Decide, Decision, EventKind, Events, Ids, reserve_id
+from .base import Bodies, Command, Decision, EventKind, Ids, reserve_id
 from .places import find_place, place_of
 from .read_kinds import can_run, kind_of, staying
 from .splits import all_returned, lost_leases
@@ -167,8 +167,7 @@ def _worker(event: ev.WorkerRegistered) -> Worker:
 
 
 def _worker_registered(state: State, event: ev.WorkerRegistered) -> None:
-    known = state.workers.get(event.worker_id)
-    if known is not None:
+    if (known := state.workers.get(event.worker_id)) is not None:
         registered = _worker(event)
         known.grants, known.holder = registered.grants, registered.holder
         return
@@ -182,8 +181,7 @@ def _worker_registered(state: State, event: ev.WorkerRegistered) -> None:
 
 
 def _lose_worker(state: State, command: LoseWorker) -> Decision:
-    worker = state.workers.get(command.worker_id)
-    if worker is None:
+    if (worker := state.workers.get(command.worker_id)) is None:
         return Decision([], None)
     return Decision(_lost(state, worker, command.reason, Ids(state), left=command.left), None)
 
@@ -233,8 +231,8 @@ def _worker_lost(state: State, event: ev.WorkerLost) -> None:
     tasks.lose(state, worker, not (event.left or event.for_good))
 
 
-DECIDE: Decide = {RegisterWorker: _register_worker, LoseWorker: _lose_worker}
-EVENTS: Events = {
+DECIDE = {RegisterWorker: _register_worker, LoseWorker: _lose_worker}
+EVENTS = {
     "worker_registered": EventKind(_worker_registered),
     "worker_drains": EventKind(_worker_drains),
     "worker_lost": EventKind(_worker_lost),

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from markupsafe import Markup, escape
+from rich.filesize import decimal
 
 from ..diagnosis import WAITS_FOR, WORKERS_DO
 from ..findings import change_text, duration, error_text, job_name, lost_text
@@ -87,13 +88,7 @@ def percent(value: float | None) -> str:
 
 def size(value: float | None) -> str:
     """Bytes: 12.3 MB."""
-    if value is None:
-        return "–"
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(value) < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
+    return "–" if value is None else decimal(int(value))
 
 
 def moment(time_ms: float | None) -> Markup:

@@ -45,9 +45,9 @@ def answering(
 ) -> dict[str, Method]:
     """The methods of a service, by name, for `generic_handler` and a grpc.aio server.
 
-    `servicer` has the method do_it for the name DoIt. `messages` has <name>Request and
-    <name>Response. A request with `unproved` is answered without proof. Without `permissions`,
-    whoever was let in may call all methods.
+    `servicer` has the method do_it for the name DoIt; without content, it may answer None.
+    `messages` has <name>Request and <name>Response. A request with `unproved` is answered without
+    proof. Without `permissions`, whoever was let in may call all methods.
     """
     tracer = tracing.tracer("dispatcher")
     for name, rpc in rpcs.items():
@@ -71,7 +71,8 @@ def answering(
                 if rpc.asker is not None:
                     caller = "" if permissions is None else permissions.caller()
                     await dispatcher.history.check(rpc.asker(request), request.known, caller)
-                response = await function(request)
+                if (response := await function(request)) is None:
+                    response = response_class()
             except Unavailable:
                 raise
             except ForebayError:  # an error describes the state, so it must be settled, too

@@ -171,8 +171,7 @@ def _count_parts(kind: Any, data: bytes | bytearray) -> None:
                 tag, at = _varint(data, at - 1, end)
             if tag < _LEAST_TAG:
                 break  # the parser gets no further either
-            part = known.get(tag >> 3)
-            if part is None:
+            if (part := known.get(tag >> 3)) is None:
                 unknown += 1
                 if unknown > MAX_UNKNOWN:
                     raise InvalidArgument(

@@ -203,8 +203,7 @@ class Dispatcher(Decider):
 
     def find_consumer(self, consumer_id: int) -> Consumer:
         """Raises NotFound, with the reason why the consumer is gone."""
-        consumer = self.state.consumers.get(consumer_id)
-        if consumer is None:
+        if (consumer := self.state.consumers.get(consumer_id)) is None:
             why = self._left.get(consumer_id)
             if why == SILENT:
                 why += (

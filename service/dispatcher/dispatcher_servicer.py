@@ -516,10 +516,9 @@ class DispatcherServicer:
         consumer = self._dispatcher.find_consumer(consumer_id)
         return self._dispatcher.state.iterations[consumer.iteration_id]
 
-    async def leave_iteration(self, request: pb.LeaveIterationRequest) -> pb.LeaveIterationResponse:
+    async def leave_iteration(self, request: pb.LeaveIterationRequest) -> None:
         reason = READ_FAILED + cut_error(request.error) if request.error else GOODBYE
         await self._dispatcher.execute(_command(c.LeaveIteration, request, reason=reason))
-        return pb.LeaveIterationResponse()
 
     async def worker_heartbeat(
         self, request: pb.WorkerHeartbeatRequest
@@ -547,8 +546,7 @@ class DispatcherServicer:
         if known is None or known.uid != request.uid:
             wait_ms = 0  # its version is of an earlier registration
         worker_id = await dispatcher.execute(registration)
-        worker = state.workers.get(worker_id)
-        if worker is None:
+        if (worker := state.workers.get(worker_id)) is None:
             raise Unavailable(f"worker {request.address} was replaced; beat again")
         with dispatcher.failure_detector.poll(worker_id):
             may_write_more = dispatcher.saves.watch(worker)
@@ -636,8 +634,7 @@ class DispatcherServicer:
         leased: ev.SplitsLeased | None = await self._dispatcher.execute(command)
         wants = isinstance(command, c.LeaseSplits)
         if leased is None and wants:
-            task = self._dispatcher.state.tasks.get(request.task_id)
-            if task is not None:
+            if (task := self._dispatcher.state.tasks.get(request.task_id)) is not None:
                 await self._dispatcher.growing_sources.wait(task.iteration_id, request.source)
             leased = await self._dispatcher.execute(command)
         if leased is None:
@@ -661,18 +658,16 @@ class DispatcherServicer:
         skip = _command(c.SkipSplit, request, numbered)
         return pb.SkipSplitResponse(skipped=await self._dispatcher.execute(skip))
 
-    async def complete_task(self, request: pb.CompleteTaskRequest) -> pb.CompleteTaskResponse:
+    async def complete_task(self, request: pb.CompleteTaskRequest) -> None:
         if request.HasField("metrics"):
             self._dispatcher.user_metrics.told(request.known, [request.metrics])
         await self._dispatcher.execute(c.CompleteTask(task_id=request.task_id))
-        return pb.CompleteTaskResponse()
 
-    async def leave_service(self, request: pb.LeaveServiceRequest) -> pb.LeaveServiceResponse:
+    async def leave_service(self, request: pb.LeaveServiceRequest) -> None:
         self._dispatcher.user_metrics.told(request.known, request.metrics)
         await self._dispatcher.execute(
             c.LoseWorker(worker_id=request.worker_id, reason=GOODBYE, left=True)
         )
-        return pb.LeaveServiceResponse()
 
     async def find_gone_consumers(
         self, request: pb.FindGoneConsumersRequest
@@ -704,7 +699,7 @@ class DispatcherServicer:
             unread_task_ids=itertools.filterfalse(is_read, request.task_ids),
         )
 
-    async def start_save(self, request: pb.StartSaveRequest) -> pb.StartSaveResponse:
+    async def start_save(self, request: pb.StartSaveRequest) -> None:
         if not request.graph:
             raise InvalidArgument("a dataset without a graph; save a tf.data.Dataset")
         require_bytes(request.graph)
@@ -712,16 +707,13 @@ class DispatcherServicer:
         await self._dispatcher.saves.start(
             request.path, graph, request.sources, request.metadata, self._numbered(request.request)
         )
-        return pb.StartSaveResponse()
 
-    async def commit_chunk(self, request: pb.CommitChunkRequest) -> pb.CommitChunkResponse:
+    async def commit_chunk(self, request: pb.CommitChunkRequest) -> None:
         await self._dispatcher.execute(_command(c.CommitChunk, request))
-        return pb.CommitChunkResponse()
 
-    async def end_stream(self, request: pb.EndStreamRequest) -> pb.EndStreamResponse:
+    async def end_stream(self, request: pb.EndStreamRequest) -> None:
         kind = c.FailSave if request.code else c.CompleteStream
         await self._dispatcher.execute(_command(kind, request))
-        return pb.EndStreamResponse()
 
     async def change_schedule(self, request: pb.ChangeScheduleRequest) -> pb.ChangeScheduleResponse:
         who = "" if self._permissions is None else self._permissions.caller()

@@ -112,8 +112,7 @@ class FailureDetector:
     def silent_s(self, member_id: int) -> float | None:
         """The time since its last sign of life; None: this dispatcher has not heard it yet. An open
         poll is one: the connection stands."""
-        member = self._members.get(member_id)
-        if member is None or member.heard_s == -math.inf:
+        if (member := self._members.get(member_id)) is None or member.heard_s == -math.inf:
             return None
         return 0.0 if member.waits else time.monotonic() - member.heard_s
 
@@ -167,8 +166,7 @@ class FailureDetector:
 
     def saw_worker_of(self, task_id: int) -> None:
         """Record a sign of life of the task's worker: a request other than a heartbeat."""
-        task = self._decider.state.tasks.get(task_id)
-        if task is not None:
+        if (task := self._decider.state.tasks.get(task_id)) is not None:
             member = self._present(task.worker_id)
             member.refuses_strangers = False
             # Short after a broken connection: the worker may have sent this before it died.
@@ -218,8 +216,7 @@ class FailureDetector:
 
     def _present(self, member_id: int) -> _Presence:
         """The member's record. A new one counts as broken: the member lost the earlier leader."""
-        member = self._members.get(member_id)
-        if member is None:
+        if (member := self._members.get(member_id)) is None:
             found_s, worker = REDISCOVERIES * self._grace_s, self._worker(member_id)
             timeout_s = max(self._timeout_s(member_id), found_s)
             if worker is not None and not worker.stock and timeout_s < math.inf:

@@ -54,8 +54,7 @@ class GrowingSources:
         Raises FailedPrecondition if no more will come, NotFound, Unavailable.
         """
         key = iteration_id, source
-        search = self._searches.get(key)
-        if search is None:
+        if (search := self._searches.get(key)) is None:
             search = asyncio.create_task(self._search(*key), name="forebay-growing-sources")
             search.add_done_callback(partial(self._ended, key))
             self._searches[key] = search

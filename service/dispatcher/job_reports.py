@@ -133,8 +133,7 @@ class JobReports:
             job.joined_ms, job.left = time_ms, None
 
     def _left(self, event: ev.ConsumerLeft, time_ms: int) -> None:
-        job = self._jobs.get(self._read.pop(event.consumer_id, 0))
-        if job is None:
+        if (job := self._jobs.get(self._read.pop(event.consumer_id, 0))) is None:
             return
         job.left = {"reason": event.reason[:MOST_TOLD], "time_ms": time_ms}
         if event.reason not in (GOODBYE, SILENT, ""):

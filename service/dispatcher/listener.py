@@ -72,8 +72,7 @@ class ServedPort:
         try:
             await self._server.stop(grace_s)
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if (task := asyncio.current_task()) is None or task.cancelling():
                 raise
             # Nobody cancelled us, but gRPC itself: after a pause, its time and its calls end at
             # once.

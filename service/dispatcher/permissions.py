@@ -64,15 +64,13 @@ def _joined(request: pb.JoinIterationRequest, state: State) -> Subject:
 
 
 def _of_job(job_id: int, state: State) -> Subject:
-    job = state.jobs.get(job_id)
-    if job is None:  # the method says so
+    if (job := state.jobs.get(job_id)) is None:  # the method says so
         return Subject()
     return Subject(job.dataset_id, user_name(job.dataset_id, job.name))
 
 
 def _of_consumer(request: Any, state: State) -> Subject:
-    consumer = state.consumers.get(request.consumer_id)
-    if consumer is None:
+    if (consumer := state.consumers.get(request.consumer_id)) is None:
         return Subject()
     return _of_job(state.iterations[consumer.iteration_id].job_id, state)
 

@@ -35,15 +35,11 @@ FIELDS = (
 JOB_FIELDS = "rate", "waits", "busy", "wanted"
 
 NOTED = {
-    *("leader_elected", "worker_registered", "worker_lost", "worker_drains", "split_skipped"),
-    *("save_failed", "save_finished", "dataset_removed", "consumer_left"),
-}
-
-MARKED = {
     "worker_registered": "change", "worker_drains": "change", "leader_elected": "leader",
     "split_skipped": "error", "save_failed": "error", "consumer_left": "lost",
+    "worker_lost": "lost", "save_finished": "", "dataset_removed": "",
 }  # fmt: skip
-"""The marks of events in plots (dashboard/views.py)."""
+"""The kinds of events that are noted, and their marks in plots (dashboard/views.py), if any."""
 
 
 class LoadSampler:
@@ -141,7 +137,7 @@ class LoadSampler:
         kind = event.WhichOneof("event")
         if kind not in NOTED:
             return
-        about, mark = getattr(event, kind), MARKED.get(kind, "")
+        about, mark = getattr(event, kind), NOTED[kind]
         match kind:
             case "consumer_left" if about.reason != SILENT:
                 return  # in order
@@ -157,7 +153,7 @@ class LoadSampler:
                 text = f"{self._addresses.get(about.worker_id)} drains"
             case "worker_lost":
                 address = self._addresses.pop(about.worker_id, "a worker")
-                mark = "change" if about.left else "lost"
+                mark = "change" if about.left else mark
                 text = f"{address} {'has left' if about.left else 'was given up'}: {about.reason}"
             case "split_skipped":
                 where = f"split {about.split} from element {about.element} on"

@@ -187,8 +187,7 @@ class Saves:
             return [], True
         most = decider.options.most_saves_a_worker
         await decider.execute(c.AssignStream(worker_id=worker_id, most=most))
-        worker = state.workers.get(worker_id)
-        if worker is None:
+        if (worker := state.workers.get(worker_id)) is None:
             return [], True
         tasks = [
             self._once(
@@ -325,8 +324,7 @@ class Saves:
         whether it is still being written. Raises Unavailable."""
         state, written = self._decider.state, self._directories[save_id]
         async with written.lock:
-            save = state.saves.get(save_id)
-            if save is None:
+            if (save := state.saves.get(save_id)) is None:
                 await self._decider.settled()
                 await self._write_end(save_id, written)
                 return False
@@ -345,8 +343,7 @@ class Saves:
         return False
 
     async def _write_end(self, save_id: int, written: _Directory) -> None:
-        save = self._decider.state.ended_saves.get(save_id)
-        if save is None or written.says_end:
+        if (save := self._decider.state.ended_saves.get(save_id)) is None or written.says_end:
             return
         try:
             await self._threads.run(directory.seal, save)

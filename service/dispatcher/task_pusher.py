@@ -100,8 +100,7 @@ class TaskPusher:
 
     async def _push(self, task_id: int) -> None:
         await self._dispatcher.settled()
-        task = await self._task_def(task_id)
-        if task is None:
+        if (task := await self._task_def(task_id)) is None:
             return
         async with connect_async(task.worker_address) as channel:
             call = channel.unary_unary(

@@ -74,8 +74,7 @@ class TaskRemovals:
         FailedPrecondition, Unavailable.
         """
         state = self._decider.state
-        task = state.tasks.get(task_id)
-        if task is None:
+        if (task := state.tasks.get(task_id)) is None:
             return True
         num_consumers = self._check(task, consumer_index)
         vote = self._votes.get(task_id)

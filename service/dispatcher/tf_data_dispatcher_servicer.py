@@ -200,13 +200,10 @@ class TfDataDispatcherServicer:
             await self.pusher.wait_until_pushed(iteration.tasks)
         return pb.GetOrCreateIterationResponse(iteration_client_id=joined.consumer_id)
 
-    async def release_iteration_client(
-        self, request: pb.ReleaseIterationClientRequest
-    ) -> pb.ReleaseIterationClientResponse:
+    async def release_iteration_client(self, request: pb.ReleaseIterationClientRequest) -> None:
         await self._dispatcher.execute(
             c.LeaveIteration(consumer_id=request.iteration_client_id, reason=GOODBYE)
         )
-        return pb.ReleaseIterationClientResponse()
 
     async def client_heartbeat(
         self, request: pb.ClientHeartbeatRequest
@@ -227,8 +224,7 @@ class TfDataDispatcherServicer:
                     blocked_round=blocked,
                 )
             )
-        iteration = state.iterations.get(consumer.iteration_id)
-        if iteration is None:
+        if (iteration := state.iterations.get(consumer.iteration_id)) is None:
             raise Unavailable(f"iteration {consumer.iteration_id} has just ended; ask again")
         response = pb.ClientHeartbeatResponse(
             iteration_finished=iteration.finished, deployment_mode=self._deployment_mode
@@ -283,8 +279,7 @@ class TfDataDispatcherServicer:
         for path, progress in request.snapshot_task_progress.items():
             await saves.report(request.worker_address, path, progress)
         streams, _ = await saves.write(worker_id)
-        worker = self._dispatcher.state.workers.get(worker_id)
-        if worker is None:
+        if (worker := self._dispatcher.state.workers.get(worker_id)) is None:
             raise Unavailable(f"worker {request.worker_address} was replaced; beat again")
         # A restarted worker has none of its tasks, and gets all of them again.
         tasks, running = set(worker.tasks), set(request.current_tasks)
@@ -305,7 +300,7 @@ class TfDataDispatcherServicer:
             ],
         )
 
-    async def worker_update(self, request: pb.WorkerUpdateRequest) -> pb.WorkerUpdateResponse:
+    async def worker_update(self, request: pb.WorkerUpdateRequest) -> None:
         # CompleteTask ignores unknown tasks: they are not the worker's fault.
         await asyncio.gather(
             *(
@@ -314,7 +309,6 @@ class TfDataDispatcherServicer:
                 if update.completed
             )
         )
-        return pb.WorkerUpdateResponse()
 
     async def get_workers(self, _: pb.GetWorkersRequest) -> pb.GetWorkersResponse:
         workers = [
@@ -406,13 +400,12 @@ class TfDataDispatcherServicer:
 
     # -- saves -----------------------------------------------------------------------------------
 
-    async def snapshot(self, request: pb.SnapshotRequest) -> pb.SnapshotResponse:
+    async def snapshot(self, request: pb.SnapshotRequest) -> None:
         graph = await asyncio.to_thread(sanitize, request.dataset.graph)
         async with self._evaluations:
             sources = await asyncio.to_thread(split_sources, graph, self._evaluate)
         splits = [source.splits for source in sources]
         await self._dispatcher.saves.start(request.path, graph, splits, request.metadata)
-        return pb.SnapshotResponse()
 
     async def get_snapshot_split(
         self, request: pb.GetSnapshotSplitRequest

@@ -87,8 +87,7 @@ def open_writer(
             if scan_tail(where).position != end:  # a writer whose lock was lost has appended
                 raise _in_use(layout, where) from None
             raise
-        segment = _open_segment(where, end)
-        if segment is not None:
+        if (segment := _open_segment(where, end)) is not None:
             undo.callback(os.close, segment)
         number = before.number + 1
         Term(number, end.sequence - 1).write(layout.term)

@@ -166,8 +166,7 @@ class FileWriter(Writer):
         return name
 
     def delete_blob(self, name: str) -> None:
-        path = self._claim.layout.blob(name)
-        if path is not None:
+        if (path := self._claim.layout.blob(name)) is not None:
             with self._acting():
                 path.unlink(missing_ok=True)
                 sync_directory(path.parent)

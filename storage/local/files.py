@@ -105,8 +105,7 @@ class FileStorage(Storage):
 
     def read_snapshot(self, sequence: int) -> bytes:
         path = self._log().snapshot(sequence)
-        data = unframe(_content(path))
-        if data is None:
+        if (data := unframe(_content(path))) is None:
             raise Corrupt(f"{path}: byte 0: the snapshot's checksum does not match")
         return data
 
@@ -116,8 +115,7 @@ class FileStorage(Storage):
 
     def read_blob(self, name: str) -> bytes:
         self._layout.read_format()
-        path = self._layout.blob(name)
-        if path is None:
+        if (path := self._layout.blob(name)) is None:
             raise Missing(f"{name!r} is not the name of a blob, a SHA-256 in hexadecimal")
         try:
             data = _content(path)

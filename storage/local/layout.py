@@ -119,8 +119,7 @@ class StoragePaths:
             raise StorageUnusable(f"{self.path} is not a directory; name one") from None
         except OSError as error:
             raise unreadable(self.format, error) from error
-        marker = _MARKER.fullmatch(content)
-        if marker is None or not int(marker[1]):
+        if (marker := _MARKER.fullmatch(content)) is None or not int(marker[1]):
             raise Corrupt(
                 f"{self.format}: byte 0: {content[:40]!r} is no format of Forebay's; let its one "
                 f"line say 'forebay storage {FORMAT}'"

@@ -86,8 +86,7 @@ def _libpq_options(uri: str) -> dict[str, Any]:
     try:
         return conninfo_to_dict(uri)
     except ProgrammingError as error:
-        unknown = _UNKNOWN.search(str(error))
-        if unknown is None:
+        if (unknown := _UNKNOWN.search(str(error))) is None:
             raise ValueError(_WRITE) from None
         raise ValueError(
             f"there is no parameter {unknown[1]!r}; there are {', '.join(PARAMETERS)}, and those "

@@ -20,18 +20,7 @@ from .address import parse_postgres_url
 from .checks import find_volatile
 from .client import SCRIPT_S, PostgresClient, Row
 from .statements import BEGIN
-from .tables import (
-    MEND,
-    META,
-    REMEDY,
-    TABLES,
-    create,
-    existing_tables,
-    lose,
-    parse_meta,
-    read,
-    read_meta,
-)
+from .tables import MEND, META, REMEDY, TABLES, create, existing_tables, parse_meta, read, read_meta
 from .writer import PostgresWriter
 
 _FETCH = (
@@ -118,8 +107,7 @@ class PostgresStorage(ServerStorage):
         if not rows:
             return None
         ((*_, last, batch, ahead, others),) = rows
-        meta = parse_meta(self._client, rows[0])
-        if meta is None:
+        if (meta := parse_meta(self._client, rows[0])) is None:
             if last is not None or others:
                 where = f"{self.url}: {self._address.prefix}.meta"
                 raise Corrupt(f"{where}: has no row, and others have some; {MEND}")
@@ -138,8 +126,7 @@ class PostgresStorage(ServerStorage):
     ) -> int | None:
         if seen is None:
             create(self._client)
-            seen = read_meta(self._client)
-            if seen is None or seen.term:
+            if (seen := read_meta(self._client)) is None or seen.term:
                 return None  # another one has begun meanwhile
         begun: list[Row] = self._client.run(
             BEGIN,
@@ -154,9 +141,6 @@ class PostgresStorage(ServerStorage):
             seen_condemned=seen.condemned,
         )
         return begun[0][0] if begun else None
-
-    def _lose(self, seen: Meta | None, term: int, what: str) -> str:
-        return lose(self._client, term, what, seen)
 
     def cut(self, after: int, owner: str) -> str:
         tables = existing_tables(self._client)

@@ -93,11 +93,8 @@ def create(client: PostgresClient) -> None:
     client.run_script([_LOCK, *[_CREATE_SCHEMA] * (not exists), _CREATE_TABLES])
 
 
-def lose(client: PostgresClient, term: int, what: str, seen: Meta | None) -> str:
-    """Condemn the log, since acknowledged records are missing; return the reason.
-
-    "" if the meta is no longer as it was `seen`.
-    """
+def lose(client: PostgresClient, seen: Meta | None, term: int, what: str) -> str:
+    """See ServerWriter."""
     reason = f"acknowledged records are missing: {what}"
     if seen is None:
         create(client)

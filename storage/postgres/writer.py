@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..base import refuse_trim
-from ..server_log import JournalPartMissing, Meta
+from ..server_log import JournalPartMissing
 from ..server_writer import Change, Seen, ServerWriter
 from .client import PostgresClient
 from .statements import CLOSE, PASSED, STATEMENTS
@@ -22,6 +22,7 @@ class PostgresWriter(ServerWriter):
 
     server = "PostgreSQL"
     remedy = REMEDY
+    lose = staticmethod(lose)
 
     def trim(self, before: int) -> None:
         self._check_open()
@@ -57,6 +58,3 @@ class PostgresWriter(ServerWriter):
         if (ends or meta.first - 1) != meta.last:
             damage = f"the log ends at record {ends}, and record {meta.last} was appended"
         return Seen(meta, damage, stored)
-
-    def _lose(self, seen: Meta | None, what: str) -> str:
-        return lose(self._client, self.term, what, seen)

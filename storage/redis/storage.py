@@ -19,7 +19,7 @@ from .checks import find_volatile
 from .client import RedisClient, connection_name
 from .log import MEND, REMEDY, Keys, RedisMeta, parse_meta
 from .scripts import COPY, CUT, OPEN
-from .writer import RedisWriter, lose
+from .writer import RedisWriter
 
 
 class RedisStorage(ServerStorage):
@@ -99,8 +99,7 @@ class RedisStorage(ServerStorage):
             ("HKEYS", keys.snapshots),
             ("EXISTS", keys.snapshots, keys.blobs),
         )
-        meta = self._parse(reply)
-        if meta is None:
+        if (meta := self._parse(reply)) is None:
             if entries or others:
                 raise Corrupt(f"{self.url}: {keys.meta}: is missing, and others are not; {MEND}")
             return None
@@ -127,9 +126,6 @@ class RedisStorage(ServerStorage):
         arguments = (*expected, token, owner, place, lease_ms, "repair" if repair else "write")
         result = self._client.run_script(OPEN, self._keys, arguments)
         return None if result == [b"changed"] else result[1]
-
-    def _lose(self, seen: Meta | None, term: int, what: str) -> str:
-        return lose(self._client, self._keys, term, what, seen)
 
     def cut(self, after: int, owner: str) -> str:
         if not self._client.run("EXISTS", *self._keys):

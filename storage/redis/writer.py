@@ -12,11 +12,9 @@ from .log import REMEDY, Keys, parse_meta
 from .scripts import CLOSE, LOSE, SCRIPTS
 
 
-def lose(client: RedisClient, keys: Keys, term: int, what: str, seen: Meta | None) -> str:
-    """Condemn the log, since acknowledged records are missing; return the reason.
-
-    "" if the meta is no longer as it was `seen`.
-    """
+def lose(client: RedisClient, seen: Meta | None, term: int, what: str) -> str:
+    """See ServerWriter."""
+    keys = Keys.of(client.address.prefix)
     reason = f"acknowledged records are missing: {what}"
     expected = (seen.term, seen.token, seen.last) if seen else ("",) * 3
     return reason if client.run_script(LOSE, keys, (*expected, term, reason)) else ""
@@ -27,6 +25,7 @@ class RedisWriter(ServerWriter):
 
     server = "Redis"
     remedy = REMEDY
+    lose = staticmethod(lose)
 
     @property
     def _keys(self) -> Keys:
@@ -57,6 +56,3 @@ class RedisWriter(ServerWriter):
         if meta and kept != meta.entries:
             damage = f"the log has {kept} entries, and {meta.entries} were written"
         return Seen(meta, damage, entries[0][1][-1] if entries else None)
-
-    def _lose(self, seen: Meta | None, what: str) -> str:
-        return lose(self._client, self._keys, self.term, what, seen)

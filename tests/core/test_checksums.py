@@ -47,7 +47,7 @@ def test_a_mismatch_is_told_once() -> None:
     assert given.check({8: 2}) == [8]
     assert (job.checksums, job.differing) == ({3: 7, 8: 1, 9: 2}, [3, 8])
     told = status(given.state)["jobs"][0]
-    assert told["checksum_mismatches"] == [(0, 3), (1, 3)]
+    assert told["checksum_mismatches"] == [[0, 3], [1, 3]]
     assert "when they were run again: 3 of epoch 0, 3 of epoch 1." in told["warning"]
     assert "run again: 3 of epoch 1." in checksums.describe_mismatches(job, [8])
 

@@ -69,7 +69,7 @@ def test_a_job_is_read_at_least_once() -> None:
     given.claim(consumer, most=2)
     (shown,) = status(given.state)["jobs"]
     assert shown["iterations"][0]["claims"] == {
-        "bundles": 10, "done": 0, "unclaimed": 8, "consumers": {consumer: 2},
+        "bundles": 10, "done": 0, "unclaimed": 8, "consumers": {str(consumer): 2},
     }  # fmt: skip
     assert shown["iterations"][0]["group"] == []
 

@@ -161,7 +161,7 @@ def test_an_operator_follows_a_cluster_through_faults(browser: Browser, tmp_path
         expect(page.get_by_role("img", name=re.compile(r"Splits: .* begun"))).to_be_visible()
         expect(page.locator("table", has_text="Waits").locator("tbody tr")).to_have_count(1)
         its_workers = page.get_by_role("region", name="Workers that run it")
-        expect(its_workers).to_contain_text(re.compile(r"\d (B|kB|MB)"))  # what the job holds
+        expect(its_workers).to_contain_text(re.compile(r"\d (bytes?|kB|MB)"))  # what the job holds
         page.get_by_text("Leases by worker").click()
         page.locator("details").get_by_role("link", name=workers[0].address).click()
         expect(page.locator("path.marked")).to_be_visible()
