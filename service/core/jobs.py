@@ -14,7 +14,7 @@ from .consumers import JoinIteration, join, left
 from .iterations import collected
 from .ordered import MAX_CONSUMERS
 from .places import require_list
-from .state import STATIC, BundleSpec, Dataset, Job, State
+from .state import STATIC, BundleSpec, Dataset, Job, State, fields_of
 
 
 class GetOrCreateJob(Command, frozen=True, kw_only=True):
@@ -95,12 +95,9 @@ def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
         )
     created = ev.JobCreated(
         job_id=state.next_id,
-        name=command.name,
-        dataset_id=command.dataset_id,
         sharding=ev.Sharding.Name(command.sharding),
-        num_consumers=command.num_consumers,
-        cross_trainer_cache=command.cross_trainer_cache,
-        target_workers=command.target_workers,
+        **fields_of(command, "name", "dataset_id", "num_consumers"),
+        **fields_of(command, "cross_trainer_cache", "target_workers"),
         order=None
         if command.order is None
         else complete_order(state.datasets, dataset, command.order),
@@ -118,14 +115,8 @@ def _join_job(state: State, command: JoinJob) -> Decision:
         job = state.jobs[job_id]
         if job.dataset_id != command.dataset_id:
             return Decision([], job)
-    asked = JoinIteration(
-        job_id=job.job_id,
-        epoch=command.epoch,
-        consumer_index=command.consumer_index,
-        member=command.member,
-        gone=command.gone,
-    )
-    joined = join(state, job, asked, ids)
+    how = fields_of(command, "epoch", "consumer_index", "member", "gone")
+    joined = join(state, job, JoinIteration(job_id=job.job_id, **how), ids)
     return Decision([*created, *joined.events], joined.answer)
 
 

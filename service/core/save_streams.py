@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument
 from .base import Bodies, Command, Decision, EventKind, find_save
-from .state import EndedSave, Save, SplitRun, State, Stream, StreamSource, Worker
+from .state import EndedSave, Save, SplitRun, State, Stream, StreamSource, Worker, fields_of
 
 STREAMS = 8
 """A stream has at least 1/STREAMS of a worker's even share of a save."""
@@ -212,13 +212,8 @@ def _assign_split(state: State, command: AssignSplit) -> Decision:
     number = 0 if later else source.next
     if command.pass_number < source.pass_number or number >= source.size:
         return Decision([], (assigned, None))
-    event = ev.SaveSplitAssigned(
-        save_id=save.save_id,
-        stream=command.stream,
-        source=command.source,
-        pass_number=command.pass_number,
-        number=number,
-    )
+    asked = fields_of(command, "stream", "source", "pass_number")
+    event = ev.SaveSplitAssigned(save_id=save.save_id, number=number, **asked)
     return Decision([event], (assigned, event))
 
 
@@ -253,10 +248,8 @@ def _commit_chunk(state: State, command: CommitChunk) -> Decision:
             f"chunk {command.chunk} of stream {command.stream} with {command.elements} elements "
             f"cannot follow: {stream.chunks} chunks were committed"
         )
-    committed = ev.ChunkCommitted(
-        save_id=command.save_id, stream=command.stream, elements=command.elements, file=command.file
-    )
-    return Decision([committed], None)
+    asked = fields_of(command, "save_id", "stream", "elements", "file")
+    return Decision([ev.ChunkCommitted(**asked)], None)
 
 
 def stream_of(state: State, command: OfStream) -> Stream | None:

@@ -18,7 +18,7 @@ from ..ranges import Ranges
 from .base import Command, Decision, EventKind, Ids, itself, reserve_id
 from .read_kinds import staying
 from .save_streams import OfStream, stream_of, tell_writer
-from .state import MAX_ENDED_SAVES, EndedSave, Save, SaveSource, State
+from .state import MAX_ENDED_SAVES, EndedSave, Save, SaveSource, State, fields_of
 
 CODES = frozenset(
     {
@@ -80,11 +80,7 @@ def _start_save(state: State, command: StartSave) -> Decision:
         raise Unimplemented(_needs_stock_workers(command.indivisible))
     started = ev.SaveStarted(
         save_id=Ids(state).new(),
-        path=path,
-        definition=command.definition,
-        metadata=command.metadata,
-        prepared=command.prepared,
-        indivisible=command.indivisible,
+        **fields_of(command, "path", "definition", "metadata", "prepared", "indivisible"),
     )
     return Decision([started], started)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import MAX_REASON
 from .base import Command, Decision, EventKind, find_running_task
-from .state import MAX_SKIPS, Skip, State
+from .state import MAX_SKIPS, Skip, State, fields_of
 
 
 class SkipSplit(Command, frozen=True, kw_only=True):
@@ -37,10 +37,8 @@ def _skip_split(state: State, command: SkipSplit) -> Decision:
         iteration_id=task.iteration_id,
         task_id=task.task_id,
         worker_address=state.workers[task.worker_id].address,
-        split=command.split,
-        element=command.element,
         reason=command.reason[:MAX_REASON],
-        records=command.records,
+        **fields_of(command, "split", "element", "records"),
     )
     return Decision([skipped], True)
 

@@ -25,7 +25,7 @@ from .base import (
     reserve_id,
 )
 from .ledger import Ledger, Offer
-from .state import Iteration, Lease, State, Task
+from .state import Iteration, Lease, State, Task, fields_of
 
 DROPPED = "a trainer disconnected before it had taken their elements, or the worker stopped first"
 
@@ -217,13 +217,8 @@ def _find_splits(state: State, command: FindSplits) -> Decision:
     names = [name for name in command.names if name not in known]
     if not ledger.grows or not (names or command.complete):
         return Decision([], None)
-    found = ev.SplitsFound(
-        iteration_id=command.iteration_id,
-        source=command.source,
-        names=names,
-        complete=command.complete,
-    )
-    return Decision([found], None)
+    asked = fields_of(command, "iteration_id", "source", "complete")
+    return Decision([ev.SplitsFound(names=names, **asked)], None)
 
 
 def _find_ledger(iteration: Iteration, source: int) -> Ledger:

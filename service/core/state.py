@@ -72,6 +72,11 @@ def same_fields(kind: type[msgspec.Struct], message: Message) -> dict[str, Any]:
     return found
 
 
+def fields_of(one: msgspec.Struct, *names: str) -> dict[str, Any]:
+    """These fields of a struct, by name."""
+    return {name: getattr(one, name) for name in names}
+
+
 @functools.cache
 def _fields_of_both(
     kind: type[msgspec.Struct], message: Descriptor

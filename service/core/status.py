@@ -29,7 +29,7 @@ from .jobs import readers_of
 from .ledger import Ledger
 from .lengths import count_known
 from .read_kinds import why_no_task
-from .state import BundleSpec, Claims, Dataset, EndedSave, Iteration, Job, Save, State, Struct
+from .state import BundleSpec, Claims, Dataset, EndedSave, Iteration, Job, Save, State, fields_of
 
 
 class RefusedPeer(NamedTuple):
@@ -120,13 +120,9 @@ def _nameless(iteration: Iteration) -> Iteration:
     return replace(iteration, ledgers=ledgers)
 
 
-def _fields(of: Struct, *names: str) -> dict[str, Any]:
-    return {name: getattr(of, name) for name in names}
-
-
 def _numbers(state: State) -> dict[str, Any]:
     return {
-        **_fields(state, "journal_id", "born_ms", "sequence", "time_ms", "leader", "term"),
+        **fields_of(state, "journal_id", "born_ms", "sequence", "time_ms", "leader", "term"),
         "worker_addresses": [place.configured for place in state.places],
         "leases": len(state.leases),
     }
@@ -145,7 +141,7 @@ def _lists(
         ),
         "workers": (
             {
-                **_fields(w, "worker_id", "address", "stock", "draining", "tags"),
+                **fields_of(w, "worker_id", "address", "stock", "draining", "tags"),
                 "data_addresses": [
                     f"{server.protocol} {server.address}"
                     for server in map(ev.TransferServer.FromString, w.transfer_servers)
@@ -171,8 +167,8 @@ def _job(
     observations: JobObservations,
 ) -> dict[str, Any]:
     return {
-        **_fields(job, "job_id", "used_ms", "dataset_id", "lost_splits", "skipped_splits"),
-        **_fields(job, "cross_trainer_cache", "num_consumers"),
+        **fields_of(job, "job_id", "used_ms", "dataset_id", "lost_splits", "skipped_splits"),
+        **fields_of(job, "cross_trainer_cache", "num_consumers"),
         "state": job_state(job, its, observations),
         "errors": observations.errors,
         "gone": observations.gone,
@@ -249,7 +245,7 @@ def _ended_save(save: EndedSave) -> dict[str, Any]:
         error = f"{save.failed}: {save.message}"
         return {"path": save.path, "state": "failed", "error": error}
     return {
-        **_fields(save, "path", "streams", "assigned", "elements"),
+        **fields_of(save, "path", "streams", "assigned", "elements"),
         "state": "finished",
         "completed_streams": ranges.total(save.completed),
     }
@@ -291,7 +287,7 @@ def _dataset(state: State, dataset: Dataset, jobs: list[Job]) -> dict[str, Any]:
 def _iteration(state: State, job: Job, iteration: Iteration) -> dict[str, Any]:
     sources = state.datasets[job.dataset_id].outline.sources if iteration.ledgers else ()
     return {
-        **_fields(iteration, "iteration_id", "finished", "running_tasks", "completed_tasks"),
+        **fields_of(iteration, "iteration_id", "finished", "running_tasks", "completed_tasks"),
         "epoch": iteration.epoch - first_epoch(job),
         "consumers": len(iteration.consumers),
         "group": _group(state, iteration) if job.is_ordered else [],

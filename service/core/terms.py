@@ -15,7 +15,7 @@ from .places import listed
 from .read_kinds import STATIC_READ, kind_of
 from .saves import failed
 from .splits import lost_leases
-from .state import Place, State
+from .state import Place, State, fields_of
 
 MAX_CUT_IDS = 10**12
 """An upper bound of the ids that a repair can cut off, even at the journal's beginning."""
@@ -48,14 +48,11 @@ class ElectLeader(Command, frozen=True, kw_only=True):
 def _elect_leader(state: State, command: ElectLeader) -> Decision:
     journal_id = state.journal_id or command.journal_id
     elected = ev.LeaderElected(
-        term=command.term,
-        address=command.address,
+        **fields_of(command, "term", "address", "version", "dashboard"),
         format=FORMAT,
-        version=command.version,
         journal_id=journal_id,
         position_key=b"" if state.position_key else command.position_key,
         next_id=_first_id(state, journal_id) if state.cut or not state.journal_id else 0,
-        dashboard=command.dashboard,
     )
     places = listed(state, command.worker_addresses)
     elected.places.extend(ev.Place(configured=p.configured, address=p.address) for p in places)

@@ -41,6 +41,7 @@ from ..core.state import (
     Task,
     Worker,
     covers,
+    fields_of,
     lease_caller,
     same_fields,
     skip_caller,
@@ -761,7 +762,6 @@ _NOT_IN_MESSAGES = {
 
 def _stream(save: Save, number: int) -> pb.Stream:
     stream = save.streams[number]
-    same = ("first", "count", "chunks", "elements", "last_elements", "last_file")
     return pb.Stream(
         save_id=save.save_id,
         path=save.path,
@@ -769,7 +769,7 @@ def _stream(save: Save, number: int) -> pb.Stream:
         sources=save.definition.sources,
         compression=tf.DistributedSnapshotMetadata.FromString(save.metadata).compression,
         assignment=stream.assignments,
-        **{name: getattr(stream, name) for name in same},
+        **fields_of(stream, "first", "count", "chunks", "elements", "last_elements", "last_file"),
     )
 
 
