@@ -351,7 +351,7 @@ def reads_shards_again() -> AbstractContextManager[None]:
 
     def new_task(
         self: read_kinds.StaticRead, iteration: Any, worker: Any, place: int, ids: Any
-    ) -> list[ev.Event]:
+    ) -> list[ev.TaskCreated]:
         created = read_kinds.task_created_event(
             ids.new(), iteration.iteration_id, worker.worker_id, shard=place
         )
