@@ -192,7 +192,7 @@ class FileLock:
         except OSError:
             os.close(self._fd)
             raise
-        self._identity = _identity(self._fd)
+        self._status = os.fstat(self._fd)
         _locks.add(self)
 
     def release(self) -> None:
@@ -206,17 +206,12 @@ class FileLock:
         """Close a forked child's copy of the descriptor, which would keep the lock for as long as
         the child lives."""
         with contextlib.suppress(OSError):
-            if _identity(self._fd) == self._identity:
+            if os.path.samestat(os.fstat(self._fd), self._status):
                 os.close(self._fd)
         self._fd = -1
 
 
 _locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
-
-
-def _identity(fd: int) -> tuple[int, int]:
-    status = os.fstat(fd)
-    return status.st_dev, status.st_ino
 
 
 def _after_fork() -> None:

@@ -47,16 +47,14 @@ class HeldTerm:
         self._path = path
         self._number = number
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        status = os.fstat(self._fd)
-        self._identity = status.st_dev, status.st_ino
+        self._status = os.fstat(self._fd)
 
     def is_current(self) -> bool:
         """Whether TERM is still this file: another writer replaces it. Raises OSError."""
         try:
-            status = os.stat(self._path)
+            return os.path.samestat(os.stat(self._path), self._status)
         except FileNotFoundError:
             return False
-        return (status.st_dev, status.st_ino) == self._identity
 
     def raise_last(self, last: int) -> None:
         """Durably note that the log has record `last`. In place: a new file would mean a new
