@@ -617,16 +617,14 @@ class DispatcherServicer:
             yield pb.Task(
                 task_id=task_id,
                 iteration_id=iteration.iteration_id,
-                dataset_id=job.dataset_id,
+                **fields_of(job, "job_id", "dataset_id", "cross_trainer_cache"),
                 sharding=ev.Sharding.Name(job.sharding),
                 num_sources=len(iteration.ledgers),
                 num_shards=len(state.places) if task.shard is not None else 0,
                 shard=task.shard or 0,
                 num_consumers=job.num_consumers or 0,
-                cross_trainer_cache=job.cross_trainer_cache,
                 graph=stored(state.datasets[job.dataset_id].outline).blob,
                 order=None if job.order is None else order_message(job.order),
-                job_id=job.job_id,
             )
 
     async def lease_splits(self, request: pb.LeaseSplitsRequest) -> pb.LeaseSplitsResponse:
