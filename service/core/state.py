@@ -72,8 +72,8 @@ def same_fields(kind: type[msgspec.Struct], message: Message) -> dict[str, Any]:
     return found
 
 
-def fields_of(one: msgspec.Struct, *names: str) -> dict[str, Any]:
-    """These fields of a struct, by name."""
+def fields_of(one: object, *names: str) -> dict[str, Any]:
+    """These fields of a struct or a message, by name."""
     return {name: getattr(one, name) for name in names}
 
 
