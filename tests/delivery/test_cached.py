@@ -40,57 +40,6 @@ def read(output: CachedOutput, trainer_id: str) -> Reader:
     return Reader(output, Cached(trainer_id))
 
 
-def test_a_new_trainer_begins_with_the_oldest_cached_element_and_skips_nothing() -> None:
-    output = CachedOutput(2 * FOUR)
-    first, late = read(output, "first"), read(output, "late")
-    for number in range(5):
-        output.put(block(4 * number, 4))
-        first.next()
-    item = late.next()
-    assert isinstance(item, Block) and not item.skipped
-    assert late.got == [12, 13, 14, 15]
-
-
-def test_a_slow_trainer_skips_and_is_told_how_much_once() -> None:
-    output = CachedOutput(2 * FOUR)
-    fast, slow = read(output, "fast"), read(output, "slow")
-    output.put(block(0, 4))
-    assert isinstance(slow.next(max_elements=1), Block)
-    for number in range(5):
-        fast.next()
-        output.put(block(4 + 4 * number, 4))
-    items = [slow.next(), slow.next()]
-    assert [item.skipped for item in items if isinstance(item, Block)] == [15, 0]
-    assert slow.got == [0, *range(16, 24)] and fast.got == [*range(20)]
-
-
-def test_connections_of_one_trainer_share_its_position() -> None:
-    """Of whatever connection they come; none of them skips what another has."""
-    output = CachedOutput(ROOM)
-    one, other, alone = read(output, "both"), read(output, "both"), read(output, "alone")
-    for number in range(4):
-        output.put(block(4 * number, 4))
-        item = (one, other)[number % 2].next()
-        assert isinstance(item, Block) and not item.skipped
-        alone.next()
-    assert one.got == [0, 1, 2, 3, 8, 9, 10, 11] and other.got == [4, 5, 6, 7, 12, 13, 14, 15]
-    assert alone.got == [*range(16)]
-
-
-def test_a_trainer_that_comes_again_goes_on() -> None:
-    """What was on its way to it when it left goes to nobody instead."""
-    ledger = Ledger()
-    output = CachedOutput(ROOM, ledger)
-    output.put(block(0, 4))
-    before = read(output, "trainer")
-    before.next(max_elements=3)
-    before.close()
-    assert ledger.dropped_parts == [3]
-    again = read(output, "trainer")
-    again.next()
-    assert again.got == [3]
-
-
 def test_the_producer_runs_ahead_of_the_fastest_trainer_only_so_far() -> None:
     output = CachedOutput(ROOM, ahead_bytes=2 * FOUR)
     slow, fast = read(output, "slow"), read(output, "fast")
@@ -130,16 +79,6 @@ def test_what_nobody_has_read_is_never_displaced() -> None:
     while reader.next() is not None:
         pass
     assert reader.got == [*range(12)]
-
-
-def test_a_block_larger_than_the_window_is_a_window() -> None:
-    output = CachedOutput(1)
-    fast, slow = read(output, "fast"), read(output, "slow")
-    for number in range(3):
-        output.put(block(4 * number, 4))
-        assert isinstance(fast.next(), Block) and fast.next() is None
-    item = slow.next()
-    assert isinstance(item, Block) and slow.got == [8, 9, 10, 11] and not item.skipped
 
 
 def test_what_has_left_the_window_is_free() -> None:
