@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import queue
 import random
@@ -11,7 +10,6 @@ import select
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -21,31 +19,22 @@ import pytest
 from forebay.service import block_limits
 from forebay.service.blocks import Block, Component
 from forebay.service.delivery import (
-    ANY,
-    AnyBlock,
     BundlesOutput,
     EndOfSlice,
     EndOfTask,
     FirstComeOutput,
-    ReadRequest,
     Slice,
     TaskFailed,
     TaskUnknown,
 )
 from forebay.service.errors import AddressInUse
 from forebay.service.proto import transfer_pb2 as pb
-from forebay.service.transport import (
-    BlockClient,
-    BlockServer,
-    ConnectionRefused,
-    ElementBudget,
-    frames,
-)
+from forebay.service.transport import BlockClient, BlockServer, ConnectionRefused, frames
 from forebay.service.transport.addresses import WorkerAddresses
 from forebay.service.transport.sessions import Sessions
 
 from ..standbys import wait_until
-from .peers import TIMEOUT_S, UID, WELCOME, Consumer, Peer, Proxy, Rule, only, task
+from .peers import TIMEOUT_S, UID, WELCOME, Consumer, Peer, only, task
 from .samples import SAMPLES, assert_same, numbered
 
 
@@ -147,52 +136,6 @@ def test_stopped_tasks_are_not_delivered_and_cost_no_credit(
         rest.append(item[0])
     assert rest.count(6) == 20
     assert rest == sorted(rest), "nothing of task 5 after those that had been delivered"
-
-
-class CuttingProxy(Proxy):
-    """Cuts each connection after `length()` bytes of both directions."""
-
-    def __init__(self, port: int, length: Callable[[], int]) -> None:
-        self.cuts = 0
-
-        def rules() -> tuple[Rule, Rule]:
-            left = length()
-
-            def cutting(data: bytes) -> tuple[bytes, bool]:
-                nonlocal left
-                before, left = left, left - len(data)
-                self.cuts += left <= 0
-                return data[: max(0, before)], left > 0
-
-            return cutting, cutting
-
-        super().__init__(port, rules)
-
-
-@pytest.mark.parametrize(
-    ("read_request", "blocks", "counted"),
-    [(ANY, 1, False), (AnyBlock(hands_back=True), 1, False), (AnyBlock(hands_back=True), 2, True)],
-)
-def test_a_cut_at_any_byte_loses_and_repeats_nothing(
-    server: BlockServer, closing: ExitStack, read_request: ReadRequest, blocks: int, counted: bool
-) -> None:
-    """The first connection is cut after so many bytes of both directions; later ones are not."""
-    lengths: list[int] = []
-    proxy = CuttingProxy(server.port, lambda: lengths.pop() if lengths else 1 << 40)
-    closing.callback(proxy.close)
-    for cut_after in itertools.count(1):
-        lengths.append(cut_after)
-        output = task(server, cut_after, blocks)
-        elements = ElementBudget(1).share() if counted else None
-        consumer = Consumer(proxy.addresses, cut_after, elements=elements)
-        consumer.client.read(cut_after, read_request)
-        assert consumer.numbers() == [*range(1, blocks + 1)], f"cut after {cut_after} bytes"
-        assert output.wait_drained(TIMEOUT_S), f"cut after {cut_after} bytes"
-        consumer.client.close()
-        server.sessions.remove_task(cut_after)
-        if proxy.cuts < cut_after:
-            assert cut_after > 200
-            break
 
 
 # -- ends --------------------------------------------------------------------------------------

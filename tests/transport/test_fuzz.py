@@ -26,10 +26,10 @@ from hypothesis import strategies as st
 
 from forebay.service import block_limits
 from forebay.service.blocks import Block, Component
-from forebay.service.delivery import FirstComeOutput
+from forebay.service.delivery import AnyBlock, FirstComeOutput
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
-from forebay.service.transport import BlockServer, frames, messages
+from forebay.service.transport import BlockServer, ElementBudget, frames, messages
 
 from ..hypothesis_profiles import examples
 from .peers import (
@@ -50,6 +50,7 @@ from .samples import SAMPLES
 
 TASK = 5
 CREDIT_BYTES = 4096
+HANDS_BACK = {"request": AnyBlock(hands_back=True)}
 MAX_PAYLOAD_BYTES = 1 << 20
 HELLO = pb.Hello(version=messages.VERSION, consumer_id=1, worker_uid=UID, shares_memory=True)
 
@@ -119,10 +120,12 @@ def logged(level: int) -> Iterator[list[logging.LogRecord]]:
 
 @pytest.mark.parametrize("cut", [True, False], ids=["cut", "turned over"])
 @pytest.mark.parametrize("to_worker", [True, False], ids=["to worker", "to consumer"])
+@pytest.mark.parametrize("reading", [{}, HANDS_BACK, HANDS_BACK | {"elements": 1}])
 def test_a_damaged_byte_anywhere_loses_and_repeats_nothing(
     server: BlockServer,
     closing: ExitStack,
     caplog: pytest.LogCaptureFixture,
+    reading: dict[str, Any],
     to_worker: bool,
     cut: bool,
 ) -> None:
@@ -131,7 +134,8 @@ def test_a_damaged_byte_anywhere_loses_and_repeats_nothing(
     damages: list[Damage] = []
     proxy = MeddlingProxy(server.port, lambda: damages.pop() if damages else None)
     closing.callback(proxy.close)
-    samples = [SAMPLES[name] for name in ("varying strings", "scalars")]
+    names = ("complex", "complex") if reading else ("varying strings", "scalars")
+    samples = [SAMPLES[name] for name in names]
     at = 0
     for task_id in itertools.count(1):
         caplog.clear()
@@ -142,9 +146,12 @@ def test_a_damaged_byte_anywhere_loses_and_repeats_nothing(
         server.sessions.add_task(task_id, output)
         damages.append(Damage(to_worker, at, cut))
         before = proxy.damaged
-        consumer = Consumer(proxy.addresses, consumer_id=task_id, reads=task_id)
+        if "elements" in reading:
+            reading = reading | {"elements": ElementBudget(1).share()}
+        consumer = Consumer(proxy.addresses, consumer_id=task_id, reads=task_id, **reading)
         try:
             assert consumer.numbers() == [0, 1], f"damaged at {at}"
+            assert output.wait_drained(TIMEOUT_S), f"damaged at {at}"
         finally:
             consumer.client.close()
         server.sessions.remove_task(task_id)

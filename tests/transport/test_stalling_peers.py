@@ -22,7 +22,7 @@ from forebay.service.delivery import FirstComeOutput
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockServer, frames, sending, server
 
-from .peers import TIMEOUT_S, Consumer, Damage, MeddlingProxy, Peer, only, started, task
+from .peers import TIMEOUT_S, Consumer, Peer, only, started, task
 from .samples import numbered
 
 TASK = 5
@@ -239,54 +239,3 @@ def test_connections_that_have_ended_leave_no_shared_memory(closing: ExitStack) 
         consumer.arrived.queue.clear()
         wait_until_nobody_is_served()
         assert len(os.listdir("/proc/self/fd")) == files
-
-
-# -- many of both, and connections that are cut anywhere ---------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_every_block_once_through_connections_cut_anywhere(closing: ExitStack, seed: int) -> None:
-    """Four consumers of four workers: each block goes to one of them, in order, once."""
-    dice = random.Random(seed)
-
-    def cut() -> Damage:
-        return Damage(dice.random() < 0.3, int(dice.expovariate(1 / 8_000)), cut=True)
-
-    workers = [started(closing) for _ in range(4)]
-    proxies = [MeddlingProxy(worker.port, cut) for worker in workers]
-    outputs = [FirstComeOutput(100_000) for _ in workers]
-    total = 300
-
-    def produce(number: int, output: FirstComeOutput) -> None:
-        sizes = random.Random(number)
-        for block in range(1, total + 1):
-            output.put(numbered(block, sizes.choice([8, 800, 8_000])))
-        output.finish()
-
-    producers = [
-        threading.Thread(target=produce, args=pair, name="test-producer")
-        for pair in enumerate(outputs)
-    ]
-    for proxy, worker, output, producer in zip(proxies, workers, outputs, producers, strict=True):
-        closing.callback(proxy.close)
-        worker.sessions.add_task(TASK, output)
-        producer.start()
-    consumers = [
-        [
-            Consumer(p.addresses, i, reads=TASK, credit_bytes=40_000, give_up_s=TIMEOUT_S)
-            for p in proxies
-        ]
-        for i in range(4)
-    ]
-    for consumer in itertools.chain(*consumers):
-        closing.callback(consumer.client.close)
-    for number in range(4):
-        of_worker = []
-        for mine in consumers:
-            numbers = mine[number].numbers()
-            assert numbers == sorted(numbers)
-            of_worker += numbers
-        assert sorted(of_worker) == list(range(1, total + 1))
-    for producer in producers:
-        producer.join()
-    assert sum(proxy.damaged for proxy in proxies) > 20
