@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from forebay.service.dispatcher import task_removal
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.dispatcher_servicer import DispatcherServicer
 from forebay.service.dispatcher.tf_data_dispatcher_servicer import TfDataDispatcherServicer
-from forebay.service.errors import FailedPrecondition, NotFound
+from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import tf_service_pb2 as tf
 from forebay.storage import MemoryStorage
@@ -30,6 +31,55 @@ async def begin(dispatcher: Dispatcher) -> int:
     await dispatcher.execute(c.JoinIteration(job_id=job_id, epoch=0))
     (task_id,) = dispatcher.state.tasks
     return task_id
+
+
+def asks(servicer: TfDataDispatcherServicer, task_id: int, index: int, round_: int) -> Any:
+    request = tf.MaybeRemoveTaskRequest(task_id=task_id, consumer_index=index, round=round_)
+    return servicer.maybe_remove_task(request)
+
+
+@pytest.mark.parametrize(
+    ("votes", "removed"),
+    [([(0, 7), (1, 7)], True), ([(0, 7), (1, 8)], False), ([(0, 7), (0, 8)], False)],
+)
+def test_a_task_is_removed_when_all_consumers_ask_in_the_same_round(
+    votes: list[tuple[int, int]], removed: bool
+) -> None:
+    async def scene(dispatcher: Dispatcher) -> None:
+        task_id = await begin(dispatcher)
+        servicer = TfDataDispatcherServicer(dispatcher)
+        for index in (-1, 2):
+            with pytest.raises(InvalidArgument, match=f"consumer index {index} .* 0 to 1"):
+                await asks(servicer, task_id, index, 7)
+        answers = await asyncio.gather(*(asks(servicer, task_id, *vote) for vote in votes))
+        assert [answer.removed for answer in answers] == [removed, removed]
+        assert (task_id in dispatcher.state.tasks) == (not removed)
+        if removed:
+            assert (await asks(servicer, task_id, 0, 9)).removed  # it has gone
+        await servicer.close()
+
+    run_dispatcher(MemoryStorage(), scene)
+
+
+def test_consumers_of_a_worker_that_was_lost_within_a_round_are_told() -> None:
+    async def scene(dispatcher: Dispatcher) -> None:
+        task_id = await begin(dispatcher)
+        (consumer_id,), (worker_id,) = dispatcher.state.consumers, dispatcher.state.workers
+        await dispatcher.execute(c.LoseWorker(worker_id=worker_id, reason="r"))
+        servicer = TfDataDispatcherServicer(dispatcher)
+        beat = tf.ClientHeartbeatRequest(iteration_client_id=consumer_id, current_round=3)
+        (info,) = (await servicer.client_heartbeat(beat)).task_info
+        assert info.task_id == task_id  # for all consumers, though its worker is lost
+        assert info.worker_address == "w:1"
+        assert [s.address for s in info.transfer_servers] == ["w:1"]
+        asked = [asks(servicer, task_id, 0, 7), asks(servicer, task_id, 1, 8)]
+        for error in await asyncio.gather(*asked, return_exceptions=True):
+            assert isinstance(error, FailedPrecondition) and "lost within a round" in str(error)
+        with pytest.raises(FailedPrecondition, match="round 7"):  # whenever the others come
+            await asks(servicer, task_id, 0, 8)
+        await servicer.close()
+
+    run_dispatcher(MemoryStorage(), scene)
 
 
 def test_a_consumer_that_times_out_while_a_removal_is_journaled_is_told_of_it(
