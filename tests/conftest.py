@@ -56,7 +56,6 @@ LONG = (
         *("parameter_servers", "partitioned", "preemption", "previous_version"),
         *("python_datasets", "python_members", "ray_workers", "repeat_and_zip", "saves", "shares"),
         *("static_sharding", "tf_documentation", "tfds", "trainers", "transports"),
-        "wanted_workers",
     )),
     *("trainers/test_across.py", "trainers/test_keras.py", "trainers/test_multi_worker.py"),
     *("trainers/test_parameter_server.py", "trainers/test_strategies.py"),

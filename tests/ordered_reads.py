@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -196,16 +196,3 @@ def uneven_numbers(splits: int) -> Any:
     import tensorflow as tf
 
     return tf.data.Dataset.range(splits).filter(lambda x: (x * x) % 7 < x // 100 % 7)
-
-
-def interleaved(
-    bundles: Sequence[Sequence[Any]], cycle_length: int, block_length: int
-) -> list[Any]:
-    """What tf.data's own interleave makes of bundles of numbers, in this order."""
-    import tensorflow as tf
-
-    ragged = tf.ragged.constant(bundles, dtype=tf.int64)
-    dataset = tf.data.Dataset.from_tensor_slices(ragged).interleave(
-        tf.data.Dataset.from_tensor_slices, cycle_length=cycle_length, block_length=block_length
-    )
-    return [int(number) for number in dataset]

@@ -146,17 +146,6 @@ def test_memory_is_free_again_when_a_block_is_cut() -> None:
     assert not budget.held
 
 
-def test_tasks_that_come_one_after_the_other_hold_no_more_than_the_budget() -> None:
-    """One block of each task is allowed beyond it. Each output is full when the next task comes."""
-    budget = MemoryBudget(1_000)
-    shares = [budget.share() for _ in range(20)]
-    for share in shares:
-        while share.take(1):
-            pass
-    assert budget.held <= budget.max_bytes + len(shares)
-    assert all(share.held for share in shares)
-
-
 def test_a_round_comes_whole_whatever_others_hold() -> None:
     budget = MemoryBudget(2 * BLOCK)
     budget.share().take(100 * BLOCK)

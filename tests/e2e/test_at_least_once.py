@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import signal
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from forebay.service.client import claims
 from forebay.service.errors import InvalidArgument
 
 from ..cluster import WorkerProcess
-from ..ordered_reads import At, Cluster, stop_and_continue_worker, uneven_numbers
+from ..ordered_reads import Cluster, uneven_numbers
 from ..standbys import wait_until
 from ..stock import DispatcherProcess
 from .test_preemption import Trainer, numbers
@@ -53,27 +51,6 @@ def read(target: str, dataset_id: str, most: int | None = None, **how: Any) -> l
     """What one consumer gets, which leaves after `most` elements."""
     with service.read(target, dataset_id, **ONCE | how) as elements:
         return [int(element) for element in itertools.islice(elements, most)]
-
-
-def read_together(
-    target: str, dataset_id: str, readers: int, at: Mapping[int, Callable[[], object]], **how: Any
-) -> list[list[int]]:
-    """What each gets. Before the first one asks for its element number n, `at[n]` is called."""
-    ready = threading.Barrier(readers)
-
-    def consume(index: int) -> list[int]:
-        got: list[int] = []
-        with service.read(target, dataset_id, **ONCE | how) as elements:
-            while (element := next(elements, None)) is not None:
-                got.append(int(element))
-                if len(got) == 1:  # all have begun before anything happens
-                    ready.wait(60)
-                if index == 0 and len(got) in at:
-                    at[len(got)]()
-        return got
-
-    with ThreadPoolExecutor(readers) as pool:
-        return [*pool.map(consume, range(readers))]
 
 
 class TestWithoutTrouble:
@@ -132,34 +109,6 @@ class TestWithoutTrouble:
         first, second = ({int(x): float(y) for x, y in dataset} for _ in range(2))
         assert first.keys() == second.keys() == set(range(40))
         assert all(first[x] != second[x] for x in first)
-
-
-def kill_worker(cluster: Cluster) -> At:
-    return {60: cluster.replace_worker, 200: cluster.replace_worker}
-
-
-def stop_worker(cluster: Cluster) -> At:
-    return stop_and_continue_worker(cluster, 60)
-
-
-def kill_dispatcher(cluster: Cluster) -> At:
-    return {60: cluster.dispatcher.kill, 61: threading.Timer(1, cluster.dispatcher.restart).start}
-
-
-@pytest.mark.usefixtures("small_windows")
-class TestServersDie:
-    """All trainers live, so they get each element once."""
-
-    @pytest.mark.parametrize(
-        "trouble", [kill_worker, kill_dispatcher, pytest.param(stop_worker, marks=pytest.mark.long)]
-    )
-    def test_nobody_notices(self, cluster: Cluster, trouble: Callable[..., Any]) -> None:
-        cluster.resize(2)
-        dataset_id = register(cluster)
-        how: Any = {"job_name": new_name(), "at": trouble(cluster)}
-        parts = read_together(cluster.target, dataset_id, 3, **how)
-        assert sorted(itertools.chain(*parts)) == EXPECTED
-        cluster.resize(2)
 
 
 ELEMENTS = 400

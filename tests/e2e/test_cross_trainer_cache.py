@@ -97,16 +97,6 @@ def test_all_trainers_read_what_is_produced_once(target: str) -> None:
     assert all(elements == got[0] for elements in got)
 
 
-def test_distribute(target: str) -> None:
-    for trainer_id in ("a", "b"):
-        cache = service.CrossTrainerCache(trainer_id)
-        distribute = service.distribute(OFF, target, job_name="own", cross_trainer_cache=cache)
-        cached = numbers().apply(distribute)
-        assert cached.cardinality() == tf.data.INFINITE_CARDINALITY
-        assert take(cached.take(10).as_numpy_iterator(), 10) == [*range(10)]
-        assert not cache.skipped
-
-
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[str]:
     """A cache of 4 elements of 1 MiB."""

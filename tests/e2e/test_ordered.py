@@ -13,9 +13,8 @@ import tensorflow as tf
 
 from forebay import service
 from forebay.service.client import silence
-from forebay.service.order import permuted
 
-from ..ordered_reads import TROUBLES, At, Cluster, Got, interleaved, read, uneven_numbers
+from ..ordered_reads import TROUBLES, At, Cluster, Got, read, uneven_numbers
 
 SPLITS = 3_000
 ORDER: dict[str, Any] = {"seed": 7, "cycle_length": 5, "block_length": 2, "bundle_splits": 100}
@@ -91,25 +90,6 @@ class TestTrouble:
                 batch_size=batch_size, **ORDER,
             ).elements  # fmt: skip
         assert got == alone.elements
-
-
-def bundles_of(numbers: list[int]) -> list[list[int]]:
-    """By their splits."""
-    size = ORDER["bundle_splits"]
-    return [[n for n in numbers if n // size == b] for b in range(SPLITS // size)]
-
-
-def test_it_is_the_order_of_tf_datas_interleave(cluster: Cluster) -> None:
-    dataset_id = service.register_dataset(cluster.target, uneven_numbers(SPLITS))
-    bundles = bundles_of([int(x) for x in uneven_numbers(SPLITS)])
-    assert [] in bundles and len(set(map(len, bundles))) > 3
-    for cycle_length, block_length in ((5, 2), (3, 40)):
-        order = {**ORDER, "cycle_length": cycle_length, "block_length": block_length}
-        found = read(cluster.target, dataset_id, **order).numbers
-        sequence = [permuted(at, len(bundles), 7, 0) for at in range(len(bundles))]
-        assert found == interleaved([bundles[b] for b in sequence], cycle_length, block_length)
-        found = read(cluster.target, dataset_id, shuffle=False, **order).numbers
-        assert found == interleaved(bundles, cycle_length, block_length)
 
 
 def write_records(folder: Path) -> list[str]:

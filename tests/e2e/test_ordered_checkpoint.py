@@ -18,7 +18,7 @@ from forebay.service.client import saved_states
 from forebay.service.client.positions import OrderedRead
 from forebay.service.errors import FailedPrecondition, ForebayError
 
-from ..forks import Fork, run
+from ..forks import run
 from ..ordered_numbers import BATCH, NUMBER, ORDER, STEPS, ordered_dataset, steps_of
 
 
@@ -151,49 +151,6 @@ def test_by_the_element_and_in_a_function(target: str, numbers: str, tmp_path: P
     again = Training(tmp_path)
     read = dataset(target, numbers, again.position, batch_size=None)
     assert again.train(read.batch(1), None) == [[x] for x in first[21:]]
-
-
-KILLED = """
-import json
-import sys
-
-import tensorflow as tf
-
-from forebay import service
-
-target, dataset_id, directory, order, steps = *sys.argv[1:4], *map(json.loads, sys.argv[4:])
-position = service.OrderedPosition()
-manager = tf.train.CheckpointManager(tf.train.Checkpoint(position=position), directory, 2)
-manager.checkpoint.restore(manager.latest_checkpoint)
-dataset = service.from_dataset_id(
-    "distributed_epoch", target, dataset_id, ordered=True, batch_size=4, add_position=True,
-    start_position=position, **order,
-)
-for batch, behind in dataset.repeat(2).prefetch(5):
-    position.assign(behind)
-    if steps == 0:  # not saved
-        print("waits", flush=True)
-        sys.stdin.read()
-    steps -= 1
-    manager.save()
-    print(json.dumps(batch.numpy().tolist()), flush=True)
-"""
-
-
-@pytest.mark.timeout(240)
-def test_a_trainer_that_is_killed_reads_the_steps_after_its_checkpoint(
-    target: str, numbers: str, tmp_path: Path
-) -> None:
-    seen: list[list[int]] = []
-    for steps in (5, 10):
-        arguments = [target, numbers, str(tmp_path), json.dumps(ORDER), json.dumps(steps)]
-        trainer = Fork(["-c", KILLED, *arguments])
-        lines = [trainer.line() for _ in range(steps + 1)]
-        trainer.kill()
-        trainer.finish()
-        assert lines.pop() == "waits", lines
-        seen += [json.loads(line) for line in lines]
-    assert seen == steps_of(target, numbers)[:15]
 
 
 def test_replicas_of_a_strategy(target: str, numbers: str, tmp_path: Path) -> None:

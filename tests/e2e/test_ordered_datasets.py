@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -97,35 +94,6 @@ def test_whether_the_id_was_asked_for_does_not_count(cluster: Cluster, elsewhere
     assert rest(elsewhere, chosen, state) == whole[12:]
     # One that was registered under an id is not given to others.
     assert service.register_dataset(cluster.target, mapped(7)) != "seven"
-
-
-REGISTERS = """
-import sys
-from forebay.service.client.registration import register_dataset
-
-def numbers(split):
-    if split in {"a", "b", "c", "some", "others"}:
-        yield split
-    for key in frozenset({"x", "y", "z"}):
-        yield key
-
-splits = ["a", "d", "some", "thing"]
-print(register_dataset(sys.argv[1], numbers, splits=splits, dataset_id="by a process"))
-"""
-
-
-def test_the_same_function_of_another_process(cluster: Cluster, elsewhere: Cluster) -> None:
-    """Sets have another order there."""
-    states = []
-    for seed, there in enumerate((cluster, elsewhere)):
-        done = subprocess.run(
-            [sys.executable, "-c", REGISTERS, there.target],
-            env={**os.environ, "PYTHONHASHSEED": str(seed)}, stdout=subprocess.PIPE, check=True,
-        )  # fmt: skip
-        assert done.stdout == b"by a process\n"
-        with opened(there.target, "by a process") as elements:
-            states.append(elements.state_dict())
-    assert states[0] == states[1]
 
 
 def test_a_reader_that_was_made_before_reads_no_other_dataset(cluster: Cluster) -> None:

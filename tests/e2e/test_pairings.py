@@ -28,7 +28,6 @@ from .test_saves import slow as slow_by_counting
 WORKERS = 2
 PLACE = "localhost:%port%"
 LIST = ",".join([PLACE] * WORKERS)
-HINT = tf.data.experimental.SHARD_HINT
 count = tf.data.Dataset.range
 
 
@@ -181,20 +180,6 @@ def test_an_error_of_the_pipeline_reaches_the_trainer(pair: Pair) -> None:
         list(pair.distributed(dataset))
     with pytest.raises(tf.errors.NotFoundError, match=r"/none; No such file"):
         list(pair.distributed(tf.data.Dataset.from_tensors("/none").map(tf.io.read_file)))
-
-
-def test_static_shards_are_the_dataset_together(pair: Pair, tmp_path: Path) -> None:
-    for name in ("a", "b", "c"):
-        (tmp_path / name).write_text(f"{name}1\n{name}2\n{name}3\n")
-    files = tf.data.Dataset.from_tensor_slices([str(tmp_path / name) for name in "abc"])
-    lines = files.flat_map(tf.data.TextLineDataset)
-    hinted = files.shard(HINT, HINT).flat_map(tf.data.TextLineDataset)
-    for policy, dataset in {
-        "FILE": lines, "DATA": lines, "FILE_OR_DATA": lines, "HINT": hinted,
-    }.items():  # fmt: skip
-        got = sorted(pair.distributed(dataset, policy).as_numpy_iterator())
-        assert got == sorted(lines.as_numpy_iterator()), policy
-    assert sorted(numbers(pair.distributed(count(9), "FILE_OR_DATA"))) == [*range(9)]
 
 
 def test_coordinated_reads_go_on_when_the_dispatcher_has_begun_anew(pair: Pair) -> None:

@@ -93,17 +93,6 @@ class TestHealthy:
             next(elements)
             elements.close()
 
-    def test_distribute_with_the_same_job_name_shares_the_job(
-        self, dispatcher: DispatcherProcess
-    ) -> None:
-        distribute = service.distribute(  # bounded, so that neither can have taken all of it
-            DYNAMIC, dispatcher.target, job_name="distributed", max_outstanding_requests=100
-        )
-        first = iter(tf.data.Dataset.range(5000).map(lambda x: x + 1).apply(distribute))
-        second = iter(tf.data.Dataset.range(5000).map(lambda x: x - 1).apply(distribute))
-        got = [int(next(first)), int(next(second))]
-        assert sorted(got + numbers(first) + numbers(second)) == list(range(1, 5001))
-
     def test_a_trainer_whose_elements_differ_cannot_share_the_job(
         self, dispatcher: DispatcherProcess
     ) -> None:

@@ -47,11 +47,6 @@ REFUSED: dict[str, tuple[Callable[[], Dataset], str]] = {
         lambda: count(9).apply(tf.data.experimental.shuffle_and_repeat(3)),
         r"write shuffle\(…\)\.repeat\(\)",
     ),
-    "cached in a file": (lambda: count(9).cache("elsewhere"), "only a part of the elements"),
-    "snapshot": (
-        lambda: count(9).snapshot("elsewhere"),
-        "Cannot create split providers for dataset of type SnapshotDatasetV2",
-    ),
 }
 
 

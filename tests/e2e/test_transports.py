@@ -19,7 +19,7 @@ from forebay.service.client import links
 from forebay.service.client.reader import fetch_dataset
 from forebay.service.connections.protocols import GRPC, TCP, UNIX, transfer_protocol
 from forebay.service.errors import FailedPrecondition, InvalidArgument
-from forebay.service.transport import BlockClient, LocalClient, local
+from forebay.service.transport import BlockClient, LocalClient
 
 from ..cluster import WorkerProcess
 from ..stock import DispatcherProcess
@@ -204,15 +204,6 @@ class TestInOneProcess:
             got += [int(x) for x in elements]
         assert len(got) == len(set(got))
         assert used == {"local"}
-
-
-def test_local_targets_without_a_local_worker(
-    dispatcher: DispatcherProcess, dataset_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(local, "_running", {})  # simulated workers that were killed are still in it
-    elements = service.read(dispatcher.target, dataset_id, target_workers="LOCAL")
-    with pytest.raises(ValueError, match=r"Local reads require local tf\.data workers"):
-        numbers(elements)
 
 
 @pytest.mark.parametrize("name", ["http", "", 5])
