@@ -28,31 +28,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-from ..storage.errors import Corrupt, ForebayError, Missing, StorageError
+from ..storage.errors import Corrupt, Missing, StorageError
+from ..storage.errors import ForebayError as ForebayError
 
 if TYPE_CHECKING:
     import grpc
-
-__all__ = [
-    "AddressInUse",
-    "AlreadyExists",
-    "AnotherJournal",
-    "FailedPrecondition",
-    "ForebayError",
-    "InvalidArgument",
-    "NotFound",
-    "PeerFailed",
-    "PermissionDenied",
-    "PipelineError",
-    "ProtocolError",
-    "ResourceExhausted",
-    "Unauthenticated",
-    "Unavailable",
-    "Unimplemented",
-    "cut_error",
-    "error_of_status",
-    "status_of",
-]
 
 
 class InvalidArgument(ForebayError, ValueError):
