@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import time
 import weakref
+from collections.abc import Callable
 from typing import Protocol
 
 GOODBYES_S = 3.0
@@ -58,42 +59,36 @@ class OpenConsumer(Protocol):
         """Leave. `left` elements of the last block were not given to the trainer."""
 
 
-class Messenger(Protocol):
-    """Passes the state of `stopping` on to processes that read for this one."""
-
-    def tell(self) -> None:
-        """The state has changed. Called by any thread, and by signal handlers."""
-
-    def readers(self) -> int:
-        """How many of those processes are reading."""
-
-
 class Stopping:
     """Whether this process must stop; while it must, no iteration begins. Thread-safe."""
 
     def __init__(self) -> None:
         self._caught_by: set[object] = set()
         self._said_by: set[object] = set()
-        self._messengers: list[Messenger] = []
+        # Set where processes read for this one (loaders.py). The first is called by any thread, and
+        # by signal handlers, once something here has changed. The second says how many of those
+        # processes still read, and have not handed back their elements.
+        self.tell: Callable[[], None] = lambda: None
+        self.readers_elsewhere: Callable[[], int] = lambda: 0
 
     def catch_sigterm(self, who: object) -> None:
         """From now on `who` catches SIGTERM, and would call `begin` for it."""
         self._caught_by.add(who)
-        self._tell()
+        self.tell()
 
     def release_sigterm(self, who: object) -> None:
         """Idempotent."""
         self._caught_by.discard(who)
-        self._tell()
+        self.tell()
 
     def begin(self, who: object) -> None:
         self._said_by.add(who)
-        self._tell()
+        self.tell()
 
     def end(self, who: object) -> None:
         """`who` no longer says so: the program continues. Idempotent."""
         self._said_by.discard(who)
-        self._tell()
+        self.tell()
 
     def is_set(self) -> bool:
         return bool(self._said_by)
@@ -101,18 +96,6 @@ class Stopping:
     def is_sigterm_caught(self) -> bool:
         """Whether a SIGTERM does not end this process."""
         return bool(self._caught_by)
-
-    def add_messenger(self, messenger: Messenger) -> None:
-        """Passes the state on through this messenger too, from now on."""
-        self._messengers.append(messenger)
-
-    def readers_elsewhere(self) -> int:
-        """How many processes still read for this one and have not handed back their elements."""
-        return sum(messenger.readers() for messenger in self._messengers)
-
-    def _tell(self) -> None:
-        for messenger in self._messengers:
-            messenger.tell()
 
 
 stopping = Stopping()

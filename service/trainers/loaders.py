@@ -264,17 +264,6 @@ class _TrainerPoller:
 _all: list[weakref.ref[SharedLoaderState]] = []
 
 
-class _Loaders:
-    """The workers of all DataLoaders of this process."""
-
-    def tell(self) -> None:
-        for common in _shared_states():
-            common.tell()
-
-    def readers(self) -> int:
-        return sum(common.readers() for common in _shared_states())
-
-
 def _shared_states() -> list[SharedLoaderState]:
     return [common for each in [*_all] if (common := each()) is not None]
 
@@ -288,7 +277,13 @@ def _is_alive(process: int) -> bool:
     return True
 
 
-stopping.add_messenger(_Loaders())
+def _tell_all() -> None:
+    for common in _shared_states():
+        common.tell()
+
+
+stopping.tell = _tell_all
+stopping.readers_elsewhere = lambda: sum(common.readers() for common in _shared_states())
 
 
 def _own_all() -> None:
