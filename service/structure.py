@@ -95,18 +95,23 @@ def leaves(structure: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def leaves_of(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """As `leaves`, of a decoded structure: its own nodes."""
+    for _, step, member in members_of(node):
+        yield from leaves_of(member, path + step)
     match node:
-        case {"dict": items}:
-            for key, inner in items:
-                yield from leaves_of(inner, f"{path}[{key!r}]")
-        case {"tuple": items}:
-            for i, inner in enumerate(items):
-                yield from leaves_of(inner, f"{path}[{i}]")
-        case {"named": _, "fields": fields}:
-            for key, inner in fields:
-                yield from leaves_of(inner, f"{path}.{key}")
         case {"tensor": _} | {"ragged": _} | {"sparse": _} | {"opaque": _}:
             yield path, node
+
+
+def members_of(node: dict[str, Any]) -> list[tuple[Any, str, dict[str, Any]]]:
+    """The nodes right within a node, with the key and the path of each there."""
+    match node:
+        case {"dict": items}:
+            return [(key, f"[{key!r}]", member) for key, member in items]
+        case {"tuple": items}:
+            return [(i, f"[{i}]", member) for i, member in enumerate(items)]
+        case {"named": _, "fields": fields}:
+            return [(key, f".{key}", member) for key, member in fields]
+    return []
 
 
 def describe(structure: str) -> str:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..blocks import Block, Component, Rows, Strings, joined, numpy_dtype, split
 from ..errors import InvalidArgument
-from ..structure import assemble, leaves
+from ..structure import assemble, leaves, members_of
 from .progress import Progress, Runs
 
 log = logging.getLogger(__name__)
@@ -156,7 +156,8 @@ class Layout:
         self._widens, self._warned = widens, False
         self._shapes = _shapes_of(structure)
         self._columns: list[_Column] = []
-        reduced = self._reduced(json.loads(structure), pad_value, "element")
+        reduced = json.loads(structure)
+        self._add_columns(reduced, pad_value, "element")
         self._assemble_batch = assemble(json.dumps(reduced))
 
     def elements(self, block: Block) -> Iterator[Any]:
@@ -187,18 +188,19 @@ class Layout:
             log.warning("%s", said)
             self._warned = True
 
-    def _reduced(self, node: dict[str, Any], pad: Any, path: str) -> dict[str, Any]:
-        """The node with one component per tensor of any kind; appends their columns."""
+    def _add_columns(self, node: dict[str, Any], pad: Any, path: str) -> None:
+        """Adds the columns of the node's tensors. Each tensor of any kind becomes one component."""
+        members = members_of(node)
+        keys = [key for key, _, _ in members]
+        if (
+            "dict" in node
+            and isinstance(pad, Mapping)
+            and (wrong := [k for k in pad if k not in keys])
+        ):
+            raise InvalidArgument(f"pad_value names {wrong}, and {path} has {keys}")
+        for key, step, member in members:
+            self._add_columns(member, _of_member(pad, key), path + step)
         match node:
-            case {"dict": items}:
-                self._check_keys(pad, [key for key, _ in items], path)
-                return {"dict": [[k, self._member(v, pad, k, f"{path}[{k!r}]")] for k, v in items]}
-            case {"tuple": items}:
-                parts = [self._member(v, pad, i, f"{path}[{i}]") for i, v in enumerate(items)]
-                return {"tuple": parts}
-            case {"named": name, "fields": fields}:
-                named = [[k, self._member(v, pad, k, f"{path}.{k}")] for k, v in fields]
-                return {"named": name, "fields": named}
             case {"tensor": dtype, "shape": shape}:
                 if shape is not None and None not in shape:
                     self._columns.append(self._stacked(pad, dtype, path))
@@ -206,28 +208,10 @@ class Layout:
                     self._columns.append(self._listed)
                 else:
                     self._columns.append(self._padded(_filling(pad, dtype, path)))
-                return {"tensor": dtype, "shape": shape}
             case {"ragged": _} | {"sparse": _}:
                 self._columns.append(self._composite(node))
-                return {"tensor": "", "shape": None}
-        return node
-
-    @staticmethod
-    def _check_keys(pad: Any, keys: list[Any], path: str) -> None:
-        """Raises InvalidArgument if pad_value names an unknown key."""
-        if isinstance(pad, Mapping) and (wrong := [key for key in pad if key not in keys]):
-            raise InvalidArgument(f"pad_value names {wrong}, and {path} has {keys}")
-
-    def _member(self, node: dict[str, Any], pad: Any, key: Any, path: str) -> dict[str, Any]:
-        """A member of a dict, tuple or named tuple, reduced with its own part of pad_value."""
-        if isinstance(pad, Mapping):
-            pad = pad.get(key)
-        elif isinstance(pad, tuple):
-            if isinstance(key, str):
-                pad = getattr(pad, key, None)
-            else:
-                pad = pad[key] if key < len(pad) else None
-        return self._reduced(node, pad, path)
+                node.clear()
+                node.update(tensor="", shape=None)
 
     def _stacked(self, pad: Any, dtype: str, path: str) -> _Column:
         def column(components: Iterator[Component], count: int) -> Any:
@@ -300,6 +284,17 @@ def _other_shape(component: Component, shape: Shape) -> tuple[int, ...] | None:
 
 def _is(there: tuple[int, ...], shape: Shape) -> bool:
     return all(a is None or a == b for a, b in zip(shape, there, strict=False))
+
+
+def _of_member(pad: Any, key: Any) -> Any:
+    """The part of a pad_value that is of a member of a dict, tuple or named tuple."""
+    if isinstance(pad, Mapping):
+        return pad.get(key)
+    if not isinstance(pad, tuple):
+        return pad
+    if isinstance(key, str):
+        return getattr(pad, key, None)
+    return pad[key] if key < len(pad) else None
 
 
 def _filling(pad: Any, dtype: str, path: str) -> Any:
