@@ -70,17 +70,15 @@ class DeviceCopies:
         using.wait_event(done)
         copy.record_stream(using)
         self._pending.append((done, tensor))
-        while self._pending[0][0].query() or len(self._pending) > MOST_PENDING:
-            self._pending[0][0].synchronize()
-            self._pending.popleft()
-            if not self._pending:
-                break
+        _complete(self._pending, MOST_PENDING)
         return copy
 
 
-def _complete(pending: collections.deque[tuple[Any, torch.Tensor]]) -> None:
-    while pending:
-        pending.popleft()[0].synchronize()
+def _complete(pending: collections.deque[tuple[Any, torch.Tensor]], most: int = 0) -> None:
+    """Drop the tensors that were copied; wait until at most so many are left."""
+    while pending and (len(pending) > most or pending[0][0].query()):
+        pending[0][0].synchronize()
+        pending.popleft()
 
 
 class MapRegistered:
