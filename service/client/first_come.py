@@ -20,7 +20,7 @@ from ..errors import PipelineError
 from ..proto import forebay_pb2 as pb
 from ..transport.messages import Key
 from .heartbeats import News
-from .links import ASK_AGAIN_S, Client, Links, UnknownTasks, WorkerLink, read_task
+from .links import ASK_AGAIN_S, Client, Links, ToAskAgain, WorkerLink, read_task
 from .modes import Mode
 from .options import ReadOptions, TargetWorkers
 from .wait_log import task_awaited
@@ -59,7 +59,7 @@ class FirstComeMode(Mode):
         self._held_at_s = 0.0  # when a worker last said so
         self._given_up: dict[int, pb.TaskInfo] = {}  # no longer listed, and not ended
         self._given_up_at_s = 0.0  # when the latest one was
-        self._unknown = UnknownTasks()
+        self._unknown = ToAskAgain[int]()
         self._asked_for_the_last_time: Set[int] = set()
 
     # -- what the consumer gives ---------------------------------------------------------------

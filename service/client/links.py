@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from ..blocks import Block
 from ..connections.protocols import LOCAL, SERVED
@@ -213,26 +213,29 @@ class Links:
         return client
 
 
-class UnknownTasks:
-    """Tasks that their worker did not know yet, to ask for again."""
+T = TypeVar("T")
+
+
+class ToAskAgain(Generic[T]):
+    """Tasks, or requests of them, that their worker did not know yet."""
 
     def __init__(self) -> None:
-        self._tasks: set[int] = set()
+        self._waiting: dict[T, None] = {}  # in order
         self._at_s = 0.0
 
     def __bool__(self) -> bool:
-        return bool(self._tasks)
+        return bool(self._waiting)
 
-    def add(self, task_id: int) -> None:
-        self._tasks.add(task_id)
+    def add(self, one: T) -> None:
+        self._waiting[one] = None
         self._at_s = time.monotonic() + ASK_AGAIN_S
 
-    def due(self) -> set[int]:
+    def due(self) -> Set[T]:
         """Those to ask for now, which are then no longer among these."""
-        if not self._tasks or time.monotonic() < self._at_s:
+        if not self._waiting or time.monotonic() < self._at_s:
             return set()
-        due, self._tasks = self._tasks, set()
-        return due
+        due, self._waiting = self._waiting, {}
+        return due.keys()
 
 
 def read_task(link: WorkerLink, task_id: int, request: ReadRequest) -> None:

@@ -126,7 +126,7 @@ class OrderPlan(SharedPlan):
     def go_back(self, position: int) -> None:
         """Withdraw what was asked for, and plan anew from this position on."""
         with self.slices.together():
-            self.slices.withdraw_all()
+            self.slices.withdraw(lambda _: True)
         for source in self.sources:
             source.go_back(self.schedule.place_of(position))
         self.until = position

@@ -21,7 +21,7 @@ from ..errors import FailedPrecondition, PipelineError
 from ..proto import forebay_pb2 as pb
 from ..transport.messages import Key
 from .heartbeats import News
-from .links import ASK_AGAIN_S, Client, Links, UnknownTasks, WorkerLink, read_task
+from .links import ASK_AGAIN_S, Client, Links, ToAskAgain, WorkerLink, read_task
 from .modes import Mode
 from .options import ReadOptions
 from .wait_log import task_awaited
@@ -99,7 +99,7 @@ class RoundsMode(Mode):
         self._handle_inbox = handle_inbox
         self._report_now = report_now
         self._listed: dict[int, pb.TaskInfo] = {}
-        self._unknown = UnknownTasks()
+        self._unknown = ToAskAgain[int]()
         self._step = threading.Lock()  # guards all fields below
         self._tasks: dict[int, _TaskRounds] = {}  # in the order in which they are visited
         self._round = 0  # the current one

@@ -20,7 +20,7 @@ from ..delivery.read_requests import runs_after
 from ..errors import PipelineError
 from ..proto import forebay_pb2 as pb
 from ..transport.messages import Key
-from .links import ASK_AGAIN_S, Links, WorkerLink
+from .links import ASK_AGAIN_S, Links, ToAskAgain, WorkerLink
 from .modes import Mode
 from .silence import SilenceDetector
 
@@ -84,8 +84,7 @@ class Slices:
         self._homes: dict[int, int] = {}  # by place: the task that it is read from
         self.requests: dict[Key, Request] = {}  # that are outstanding
         self._waiting: list[Request] = []  # to be asked for, once there is a worker
-        self._unknown: list[Request] = []  # whose worker did not know the task yet
-        self._unknown_s = 0.0
+        self._unknown = ToAskAgain[Request]()  # whose worker did not know the task yet
         self._numbers = 0
         self._silence = SilenceDetector()
 
@@ -148,17 +147,12 @@ class Slices:
             self._homes[place] = task_id
         return task_id
 
-    def withdraw_all(self) -> None:
-        """Ask for nothing any more."""
-        self.withdraw(lambda _: True)
-
     def withdraw(self, which: Callable[[Request], bool]) -> None:
         """Ask for these no more."""
         for request in [*filter(which, self.requests.values())]:
             self._stop(request)
             del self.requests[request.key]
         self._waiting = [r for r in self._waiting if not which(r)]
-        self._unknown = [r for r in self._unknown if not which(r)]
 
     def forget_homes(self, is_passed: Callable[[int], bool]) -> None:
         """Nothing of such places is needed any more, and nothing is asked for."""
@@ -249,8 +243,7 @@ class Slices:
         if request is None:
             return None
         if not isinstance(end, EndOfSlice):  # its worker does not know the task yet, or any more
-            self._unknown.append(request)
-            self._unknown_s = time.monotonic() + ASK_AGAIN_S
+            self._unknown.add(request)
             return None
         del self.requests[key]
         return request, end
@@ -258,9 +251,7 @@ class Slices:
     def ask_again(self, is_awaited: Callable[[Request], bool]) -> None:
         """Ask again where a worker did not know its task, and others where one is silent.
         `is_awaited` says for which outstanding requests the consumer waits."""
-        now = time.monotonic()
-        if self._unknown and now >= self._unknown_s:
-            unknown, self._unknown = self._unknown, []
+        if unknown := self._unknown.due():
             self._ask_elsewhere(r for r in unknown if self.requests.get(r.key) is r)
         requests = self.requests.values()
         awaited = ((r.key[0], r.asked_s) for r in requests if is_awaited(r))
