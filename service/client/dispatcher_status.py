@@ -20,7 +20,7 @@ def fetch_status(
     request = pb.GetStatusRequest(workers_only=workers_only)
     try:
         answer = client.call(request, pb.GetStatusResponse, patience_s=patience_s)
-    except Unavailable:
+    except Unavailable as error:
         if workers_only:
             raise
         # Perhaps it is the storage that hangs: then the status of memory says so.
@@ -28,12 +28,8 @@ def fetch_status(
         try:
             answer = client.call(request, pb.GetStatusResponse, timeout_s=2, patience_s=2)
         except Unavailable:
-            pass
-        else:
-            return dict(json.loads(answer.status))
-        raise
-    status: dict[str, Any] = json.loads(answer.status)
-    return status
+            raise error from None
+    return dict(json.loads(answer.status))
 
 
 def wait_for_workers(

@@ -13,6 +13,7 @@ import numbers
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Unpack
 
 import tensorflow as tf
@@ -140,14 +141,16 @@ def distribute_across(
     shared = job_name if context.trains else None  # an evaluator shares no iterations
     with DispatcherClient(service) as client:
         own = dataset_id and (dataset_id if name == job_name else f"{dataset_id}/trial={trial}")
+        own = own or f"{name}/across"
+        job = name_of_job(own, shared)
         remade = ordered and options.get("batch_size") is not None  # for any number of replicas
-        training = _Training(client, name, own, shared, replicas, timeout_s, remade)
+        training = _Training(client, name, own, job, replicas, timeout_s, remade)
         found = training.find()
         if found is not None:
             if not ordered:
                 training.require_next(found, initial_epoch)
             if context.is_chief:
-                same = training.is_same(found, dataset_fn, service, compression)
+                same = training.is_same(found, dataset_fn, compression)
                 if same and not (initial_epoch or cross_trainer_cache or ordered):
                     log.warning(
                         "%r has had its dataset since it began, and reads it on: if this is "
@@ -255,35 +258,26 @@ def _require_reader(context: TaskContext) -> None:
     )
 
 
+@dataclass
 class _Training:
     """The dataset registered under a training's name, to find or register within `timeout_s`."""
 
-    def __init__(
-        self,
-        client: DispatcherClient,
-        name: str,
-        dataset_id: str | None,
-        job_name: str | None,
-        replicas: int,
-        timeout_s: float | None,
-        any_replicas: bool = False,
-    ) -> None:
-        """`job_name` is that of the tasks that train; None if this task does not train. With
-        `any_replicas`, a training may go on with another number of them."""
-        self._any_replicas = any_replicas
-        self.dataset_id = dataset_id or f"{name}/across"
-        self._name = name
-        self._job = name_of_job(self.dataset_id, job_name)
-        self._replicas = replicas
-        self._client = client
-        self._timeout_s = timeout_s
-        self._give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
+    client: DispatcherClient
+    name: str
+    dataset_id: str
+    job: str | None  # the whole name of that of the tasks that train; None: this task does not
+    replicas: int
+    timeout_s: float | None
+    any_replicas: bool  # the training may go on with another number of them
+
+    def __post_init__(self) -> None:
+        self._give_up_s = None if self.timeout_s is None else time.monotonic() + self.timeout_s
 
     def find(self) -> pb.GetDatasetResponse | None:
         """The dataset, or None. Raises FailedPrecondition if it is not for this cluster."""
-        request = pb.GetDatasetRequest(dataset_id=self.dataset_id, job_name=self._job or "")
+        request = pb.GetDatasetRequest(dataset_id=self.dataset_id, job_name=self.job or "")
         try:
-            found = self._client.call(request, pb.GetDatasetResponse, patience_s=self._left_s())
+            found = self.client.call(request, pb.GetDatasetResponse, patience_s=self._left_s())
         except NotFound:
             return None
         began = _tag(found).replicas
@@ -292,25 +286,25 @@ class _Training:
                 f"dataset {self.dataset_id!r} was not registered by distribute_across: give this "
                 "training another job_name"
             )
-        if self._job and began != self._replicas and not self._any_replicas:
+        if self.job and began != self.replicas and not self.any_replicas:
             raise FailedPrecondition(
-                f"{self._name!r} began with {began} replicas, and its batches are made for them; "
-                f"this cluster has {self._replicas}: start it as it was, or give a new training "
+                f"{self.name!r} began with {began} replicas, and its batches are made for them; "
+                f"this cluster has {self.replicas}: start it as it was, or give a new training "
                 "another job_name"
             )
         return found
 
     def require_next(self, found: pb.GetDatasetResponse, initial_epoch: int) -> None:
         """Raises FailedPrecondition if more epochs are over: this task would train on nothing."""
-        if self._job:
+        if self.job:
             goes_on = not parameter_servers.are_there()
-            require_next(self._name, found.epochs_over, initial_epoch, goes_on=goes_on)
+            require_next(self.name, found.epochs_over, initial_epoch, goes_on=goes_on)
 
     def begin(
         self, dataset_fn: Callable[[Any], Any], service: Service, compression: str | None
     ) -> pb.GetDatasetResponse:
         """Registers what the function makes. Raises FailedPrecondition if another is registered."""
-        mine = pb.Training(replicas=self._replicas)
+        mine = pb.Training(replicas=self.replicas)
 
         request = self._defined(dataset_fn, compression)
         mine.fingerprint = fingerprint_of(request)
@@ -325,7 +319,7 @@ class _Training:
             raise failed
         if found is None or _tag(found).fingerprint != mine.fingerprint:
             raise FailedPrecondition(
-                f"another chief of {self._name!r} has registered another dataset at the same time: "
+                f"another chief of {self.name!r} has registered another dataset at the same time: "
                 "give each training a job_name of its own"
             )
         return found
@@ -334,7 +328,6 @@ class _Training:
         self,
         found: pb.GetDatasetResponse,
         dataset_fn: Callable[[Any], Any],
-        service: Service,
         compression: str | None,
     ) -> bool:
         """Whether the function makes what was found; if not, logs a warning. Raises
@@ -348,14 +341,14 @@ class _Training:
         )
         if mine != theirs:
             raise FailedPrecondition(
-                f"{self._name!r} began with elements of {theirs}, and dataset_fn now makes "
+                f"{self.name!r} began with elements of {theirs}, and dataset_fn now makes "
                 f"elements of {mine}: {instead}"
             )
         began = _tag(found).fingerprint
         if began and began != fingerprint_of(made):
             log.warning(
                 "%r began with another dataset than dataset_fn now makes, and reads the old one "
-                "on, %r: %s", self._name, self.dataset_id, instead,
+                "on, %r: %s", self.name, self.dataset_id, instead,
             )  # fmt: skip
             return False
         return True
@@ -365,7 +358,7 @@ class _Training:
     ) -> pb.RegisterDatasetRequest:
         """What is registered of the dataset that the function makes."""
         with tf.init_scope():  # eagerly and once, even where a ClusterCoordinator traces this
-            context = tf.distribute.InputContext(num_replicas_in_sync=self._replicas)
+            context = tf.distribute.InputContext(num_replicas_in_sync=self.replicas)
             dataset = dataset_fn(context)
             return definition_of(checked(dataset, None, False, {}), compression)
 
@@ -376,14 +369,14 @@ class _Training:
             left_s = self._left_s()
             if not said and time.monotonic() - began_s > COMPLAIN_AFTER_S:
                 log.warning(
-                    "waiting for the chief of %r to register its dataset, %r", self._name,
+                    "waiting for the chief of %r to register its dataset, %r", self.name,
                     self.dataset_id,
                 )  # fmt: skip
                 said = True
             if left_s == 0:
                 raise Unavailable(
-                    f"the chief of {self._name!r} has not registered its dataset in "
-                    f"{self._timeout_s:g} s: start it, look into its log, or give all tasks the "
+                    f"the chief of {self.name!r} has not registered its dataset in "
+                    f"{self.timeout_s:g} s: start it, look into its log, or give all tasks the "
                     "same job_name and service"
                 )
             time.sleep(LOOK_AGAIN_S if left_s is None else min(LOOK_AGAIN_S, left_s))

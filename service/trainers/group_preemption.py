@@ -31,11 +31,9 @@ STOP, OVER = "stop", "over"
 _numbers = itertools.count()
 
 
-class _Exit:
-    """The code to exit with through `os._exit`, if set. TensorFlow may crash in the normal
-    teardown of a process in a cluster, which is no longer needed then."""
-
-    code: int | None = None
+# The code to exit with through `os._exit`, if set. TensorFlow may crash in the normal teardown of a
+# process in a cluster, which is no longer needed then.
+_exit_code: int | None = None
 
 
 # It acts only in a process that `exit_with` ends, which is a preempted one of a cluster. There
@@ -44,24 +42,23 @@ class _Exit:
 # logging's, and open_iterations' has nothing left to do: its consumers are closed by then.
 @atexit.register
 def _end() -> None:
-    if _Exit.code is not None:
+    if _exit_code is not None:
         logging.shutdown()
         if "multiprocessing.util" in sys.modules:
             sys.modules["multiprocessing.util"]._exit_function()  # ends its children
         for each in gc.get_objects():  # flush, so that the program's output is not lost
-            if type(each) in (
-                io.TextIOWrapper,
-                io.BufferedWriter,
-            ):  # a proxy may raise for its class
+            # By its type: a proxy may raise for its class.
+            if type(each) in (io.TextIOWrapper, io.BufferedWriter):
                 with suppress(OSError, ValueError):
                     each.flush()
-        os._exit(_Exit.code)
+        os._exit(_exit_code)
 
 
 def exit_with(code: int) -> NoReturn:
     """As sys.exit, but the exit code is final. Skips atexit handlers that were registered before
     this module was imported."""
-    _Exit.code = code
+    global _exit_code
+    _exit_code = code
     sys.exit(code)
 
 
