@@ -40,7 +40,7 @@ WAITS_FOR = {
     "workers": "elements of workers", "network": "a connection",
     "dispatcher": "the dispatcher", "no_task": "a worker with a task",
 }  # fmt: skip
-"""For what trainers wait (CAUSES in client/meters.py), in words."""
+"""For what trainers wait (CAUSES in client/metrics.py), in words."""
 
 WORKERS_DO = {
     "working": "work", "backpressured": "wait for trainers", "no_split": "wait for splits",

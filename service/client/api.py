@@ -21,7 +21,6 @@ from ..errors import InvalidArgument
 from ..pipelines.kinds.graphs import serialized
 from ..pipelines.tf_data.element_specs import check_element_spec, decode_metadata, plain
 from . import lockstep, parameter_servers
-from .dataset_ids import DatasetId
 from .options import (
     AT_LEAST_ONCE,
     IN_LOCKSTEP,
@@ -50,6 +49,27 @@ from .tf_errors import raising_tensorflows
 from .tf_position import take_position
 
 Dataset = Any
+
+
+class DatasetId(str):
+    """The id of a registered dataset: a string that also has what callers of tf.data service ask
+    its string tensor for. It is pickled as a plain string."""
+
+    __slots__ = ()
+
+    def numpy(self) -> bytes:
+        return self.encode()
+
+    @property
+    def dtype(self) -> tf.DType:
+        return tf.string
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        return tf.TensorShape([])
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)
 
 
 @plain

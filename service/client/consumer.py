@@ -36,14 +36,13 @@ from .claims import ClaimsMode
 from .first_come import FirstComeMode
 from .heartbeats import HEARTBEAT_S, Heartbeats, News
 from .links import Client, Links
-from .meters import Meter
+from .metrics import Meter
 from .modes import Mode
 from .open_iterations import Taker
 from .options import DEFAULT_READ_OPTIONS, ReadOptions
 from .ordered import OrderedMode
 from .rounds import RoundsMode
 from .slices import BundlesMode
-from .wait_log import WaitLog
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +54,12 @@ CLOSED_S = 5.0
 
 SHORT_S = 0.01
 """A shorter wait is for workers: why else, it does not ask."""
+
+FIRST_S = 5.0
+"""After waiting this long, the log says for what; it may be a mistake in the set-up."""
+
+WARN_S = 60.0
+"""Later waits are said after so long; the interval doubles each time."""
 
 
 _Inbox = queue.SimpleQueue[Callable[[], None]]
@@ -234,7 +239,7 @@ class Consumer:
             self.mode.gone(link)
 
     def _awaits(self) -> str:
-        """For what it waits: one of CAUSES (meters.py)."""
+        """For what it waits: one of CAUSES (metrics.py)."""
         heard = self._heartbeats
         clients = [link.client for uid, link in self.links.all() if not heard.has_ended(uid)]
         is_barred = any(task.worker_uid not in self.links for task in self._listed)
@@ -353,6 +358,31 @@ class Consumer:
         if isinstance(item, Block):
             self.mode.arrived(client, key, item)
         self._inbox.put(partial(self._handle_item, client, key, item))
+
+
+class WaitLog:
+    """Logs for what a consumer waits when it has received no element for long."""
+
+    def __init__(self) -> None:
+        self._from_s: float | None = None  # None: an element has just come
+        self._warn_after_s = FIRST_S
+
+    def restart(self) -> None:
+        """An element has come."""
+        self._from_s, self._warn_after_s = None, min(WARN_S, self._warn_after_s)
+
+    def warn(self, now_s: float, awaited: Callable[[], str], dispatcher_silent_s: float) -> None:
+        """Warn if it is time: `awaited` says for what the consumer waits."""
+        if self._from_s is None:
+            self._from_s = now_s
+        waited_s = now_s - self._from_s
+        if waited_s < self._warn_after_s:
+            return
+        self._warn_after_s = max(2 * self._warn_after_s, WARN_S)
+        text = f"waiting for {awaited()}"
+        if dispatcher_silent_s > 2 * HEARTBEAT_S:
+            text = f"the dispatcher has not answered for {dispatcher_silent_s:.0f} s; {text}"
+        log.warning("no element for %.0f s: %s", waited_s, text)
 
 
 def _wake() -> None:

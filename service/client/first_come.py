@@ -20,10 +20,9 @@ from ..errors import PipelineError
 from ..proto import forebay_pb2 as pb
 from ..transport.messages import Key
 from .heartbeats import News
-from .links import ASK_AGAIN_S, Client, Links, ToAskAgain, WorkerLink, read_task
+from .links import ASK_AGAIN_S, Client, Links, ToAskAgain, WorkerLink, read_task, task_awaited
 from .modes import Mode
 from .options import ReadOptions, TargetWorkers
-from .wait_log import task_awaited
 
 log = logging.getLogger(__name__)
 

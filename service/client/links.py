@@ -245,6 +245,27 @@ def read_task(link: WorkerLink, task_id: int, request: ReadRequest) -> None:
         link.client.read(task_id, request)
 
 
+def task_awaited(
+    task: pb.TaskInfo,
+    link: WorkerLink | None,
+    *,
+    held_by_others: bool = False,
+    given_up: bool = False,
+) -> str:
+    """In words, a task that has not ended, and what is heard of its worker."""
+    if link is None:
+        state = "which has gone"
+    elif held_by_others:
+        state = "of which other trainers have the rest, and have not used it"
+    else:
+        refuses, silent_s = link.client.silent()
+        at = ", ".join(f"{server.protocol} {server.address}" for server in task.transfer_servers)
+        state = f"which refuses connections ({at})" if refuses else "which sends nothing"
+        state += f"; nothing was heard of it for {silent_s:.0f} s" if silent_s >= 1 else ""
+    whose = f"task {task.task_id} of worker {task.worker_address}"
+    return f"{whose}{', given up by the dispatcher' if given_up else ''}, {state}"
+
+
 def _addresses(task: pb.TaskInfo, wanted: str | None) -> list[tuple[str, str]]:
     """The worker's usable (protocol, address) pairs. Raises as `Links.open` does."""
     if task.stock:

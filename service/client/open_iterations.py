@@ -118,17 +118,21 @@ def open_consumers() -> list[OpenConsumer]:
     return [consumer for consumer in list(_open) if consumer.is_ours()]
 
 
+def could_close(close: Callable[[], None]) -> bool:
+    """Call this, which closes a generator. Returns False if another thread is executing that."""
+    try:
+        close()
+    except ValueError as error:
+        if "already executing" not in str(error):
+            raise
+        return False
+    return True
+
+
 def close_between_steps(consumer: OpenConsumer) -> None:
     """Close a consumer in the thread that takes its elements, while it takes none."""
-    left = 0
-    if consumer.taker is not None:
-        try:
-            consumer.taker.close()
-            left = consumer.taker.left()
-        except ValueError as error:  # another thread is executing the iteration
-            if "already executing" not in str(error):
-                raise
-    consumer.close(left)
+    taker = consumer.taker
+    consumer.close(taker.left() if taker is not None and could_close(taker.close) else 0)
 
 
 @atexit.register

@@ -20,7 +20,7 @@ from typing import Any, Self
 from ..blocks import Block
 from ..errors import FailedPrecondition
 from .deferred_closer import deferred_closer
-from .open_iterations import Taker, open_consumers
+from .open_iterations import Taker, could_close, open_consumers
 
 log = logging.getLogger(__name__)
 
@@ -199,11 +199,7 @@ class StaysFailed(_RepeatsErrors):
     def close(self) -> None:
         """Leave it early. A thread that waits for an element gets that one first."""
         self._replace(iter(()))
-        try:
-            self._generator.close()
-        except ValueError as error:
-            if "already executing" not in str(error):
-                raise
+        if not could_close(self._generator.close):
             self._is_left = True
 
 
@@ -235,11 +231,7 @@ class EpochIterator(_RepeatsErrors):
     def close(self) -> None:
         """Leave the iteration. Other readers of a shared job get the rest. If another thread waits
         for an element, its iteration ends. Idempotent."""
-        try:
-            self.close_here()
-        except ValueError as error:
-            if "already executing" not in str(error):
-                raise
+        if not could_close(self.close_here):
             self._progress.leave_elsewhere()
 
     def close_here(self) -> None:

@@ -21,10 +21,9 @@ from ..errors import FailedPrecondition, PipelineError
 from ..proto import forebay_pb2 as pb
 from ..transport.messages import Key
 from .heartbeats import News
-from .links import ASK_AGAIN_S, Client, Links, ToAskAgain, WorkerLink, read_task
+from .links import ASK_AGAIN_S, Client, Links, ToAskAgain, WorkerLink, read_task, task_awaited
 from .modes import Mode
 from .options import ReadOptions
-from .wait_log import task_awaited
 
 TOGETHER, TOGETHER_BYTES = 64, 256 << 10
 """How much is taken at once. It is far less than workers send ahead. So if a worker is lost, there

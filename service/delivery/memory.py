@@ -42,10 +42,6 @@ class MemoryBudget:
         """A new output's part of the budget, which holds nothing yet."""
         return OutputMemory(self)
 
-    def is_exceeded(self) -> bool:
-        """Whether outputs must keep to their even shares."""
-        return self.held > self.max_bytes // 2
-
 
 class OutputMemory:
     """One output's part of a MemoryBudget. Thread-safe."""

@@ -361,7 +361,7 @@ def _worker(grown: tuple[int, ...]) -> WorkerShare | None:
 
 
 def _waits(consumers: list[tuple[int, ...]]) -> tuple[dict[str, float], float | None]:
-    """Shares of the time that they waited, by cause (client/meters.py); bytes a second."""
+    """Shares of the time that they waited, by cause (client/metrics.py); bytes a second."""
     if not consumers:
         return {}, None
     open_ms, workers, _, network, dispatcher, no_task, received = map(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from forebay.service.blocks import Block, Component
-from forebay.service.client import claims, silence
+from forebay.service.client import claims, slices
 from forebay.service.client.claimer import Claimer
 from forebay.service.client.claims import ClaimsMode
 from forebay.service.client.positions import ClaimedRead
@@ -226,7 +226,7 @@ def test_a_worker_is_silent_only_while_the_consumer_waits(
     begun_s = time.monotonic()
     for later_s in looks:
         clock = SimpleNamespace(monotonic=lambda later_s=later_s: begun_s + later_s)
-        monkeypatch.setattr(silence, "time", clock)
+        monkeypatch.setattr(slices, "time", clock)
         reading.mode.ask_again()
     assert (reading.asked[0][0] != first[0]) == asks_another
 

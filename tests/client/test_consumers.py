@@ -16,14 +16,14 @@ import tensorflow as tf
 
 from forebay import service
 from forebay.service.blocks import Block
+from forebay.service.client import consumer as consumers
 from forebay.service.client import heartbeats as clients_heartbeats
-from forebay.service.client import reader, wait_log
-from forebay.service.client.consumer import Consumer
+from forebay.service.client import reader
+from forebay.service.client.consumer import Consumer, WaitLog
 from forebay.service.client.heartbeats import Heartbeats
 from forebay.service.client.options import ShardingPolicy, read_options
 from forebay.service.client.reader import Reader
 from forebay.service.client.slices import Slices
-from forebay.service.client.wait_log import WaitLog
 from forebay.service.delivery import EndOfTask
 from forebay.service.errors import Unavailable
 from forebay.service.proto import forebay_pb2 as pb
@@ -64,7 +64,7 @@ class TestWaiting:
     def test_a_consumer_logs_what_it_waits_for(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(wait_log, "FIRST_S", 0.5)
+        monkeypatch.setattr(consumers, "FIRST_S", 0.5)
         with consuming() as consumer:
             blocks = consumer.blocks(Block(0, ()))
             next(blocks)  # after a second without one

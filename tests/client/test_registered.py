@@ -16,7 +16,7 @@ import tensorflow as tf
 from forebay import service
 from forebay.service.blocks import Block, Component, Strings
 from forebay.service.client import registration
-from forebay.service.client.dataset_ids import DatasetId
+from forebay.service.client.api import DatasetId
 from forebay.service.client.registration import register_dataset
 from forebay.service.client.tf_elements import dataset_of_blocks
 from forebay.service.errors import FailedPrecondition, InvalidArgument

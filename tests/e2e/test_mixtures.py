@@ -16,7 +16,7 @@ from forebay import service
 from forebay.service.cli import app
 from forebay.service.cli.audit import _replayed
 from forebay.service.cli.audit_ordered import OrderedAnswers
-from forebay.service.client import schedule_hold
+from forebay.service.client import ordered as ordered_mode
 from forebay.service.errors import (
     AlreadyExists,
     FailedPrecondition,
@@ -203,7 +203,7 @@ class TestChanges:
     def test_weights_change_at_a_step_for_all_who_read(
         self, cluster: Cluster, mixture: str, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(schedule_hold, "GIVEN_S", 0.0)  # as if a step took long
+        monkeypatch.setattr(ordered_mode, "GIVEN_S", 0.0)  # as if a step took long
         steps: list[int] = []
 
         def change(**how: Any) -> Callable[[], None]:

@@ -17,9 +17,8 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service import ranges
 from forebay.service.blocks import strided
 from forebay.service.client.claims import ClaimsMode
-from forebay.service.client.ordered import OrderedMode
+from forebay.service.client.ordered import OrderedMode, ScheduleHold
 from forebay.service.client.positions import OrderedEpoch
-from forebay.service.client.schedule_hold import ScheduleHold
 from forebay.service.client.slices import Slices
 from forebay.service.core import (
     commands,
