@@ -80,7 +80,7 @@ class ElementLimits:
         self._given: dict[str, int] = {}  # includes ended iterations
         self._open: set[str] = set()
         self._limits: Mapping[str, int] | None = None
-        self._pauses = 0
+        self.pauses = 0  # iterations are paused while there is any
         self._agreements: set[str] = set()
         # Of each iteration: the count at its beginning, and the elements of a batch.
         self._batches: dict[str, tuple[int, int]] = {}
@@ -91,12 +91,13 @@ class ElementLimits:
         epochs may differ in length between processes.
         """
         with self.changed:
-            own = self._next(name)
+            own = self.next_of(name)
             self._open.add(own)
             self._batches[own] = self._given.setdefault(own, 0), batch_size
             return own
 
-    def _next(self, name: str) -> str:
+    def next_of(self, name: str) -> str:
+        """The own name of the next iteration of this name."""
         names = (f"{name}/{number}" for number in itertools.count())
         return next(one for one in names if one not in self._open)
 
@@ -108,7 +109,7 @@ class ElementLimits:
     def pause(self) -> dict[str, int]:
         """Pauses all iterations until `resume`. Returns how many elements each has given."""
         with self.changed:
-            self._pauses += 1
+            self.pauses += 1
             return dict(self._given)
 
     def resume(self, limits: Mapping[str, int]) -> None:
@@ -116,7 +117,7 @@ class ElementLimits:
         with self.changed:
             before = limits if self._limits is None else self._limits
             self._limits = {name: min(n, before.get(name, 0)) for name, n in limits.items()}
-            self._pauses -= 1
+            self.pauses -= 1
             self.changed.notify_all()
 
     def begin_agreement(self, agreement: str) -> None:
@@ -134,15 +135,11 @@ class ElementLimits:
         with self.changed:
             self._limits = None
 
-    def are_paused(self) -> bool:
-        return self._pauses > 0
-
     def admit_elements(self, name: str, count: int) -> int:
         """How many of `count` elements may be given. Waits while the iterations are paused."""
         with self.changed:
-            self.changed.wait_for(lambda: not self.are_paused())
-            if self._limits is not None:
-                count = max(0, min(count, self._limit(name) - self._given[name]))
+            self.changed.wait_for(lambda: not self.pauses)
+            count = max(0, min(count, self._limit(name) - self._given[name]))
             self._given[name] += count
             self.changed.notify_all()
             return count
@@ -153,24 +150,18 @@ class ElementLimits:
             return name not in self._open or self._has_reached_limit(name)
 
     def _has_reached_limit(self, name: str) -> bool:
-        if self._pauses or self._limits is None:
-            return False
-        return self._given.get(name, 0) >= self._limit(name)
+        return not self.pauses and self._given.get(name, 0) >= self._limit(name)
 
     def _limit(self, name: str) -> int:
         """At the end of a batch: a part of one would be a step with too little."""
-        assert self._limits is not None
+        if self._limits is None:
+            return sys.maxsize
         begun, size = self._batches.get(name, (0, 1))
         return begun + -(-max(0, self._limits.get(name, 0) - begun) // size) * size
 
-    def may_begin(self, name: str) -> bool:
-        """Whether the next iteration of this name may give elements although this process must
+    def may_give(self, name: str) -> bool:
+        """Whether the iteration of this own name may give elements although this process must
         stop: others may have given some."""
-        with self.changed:
-            return bool(self._agreements) and not self._has_reached_limit(self._next(name))
-
-    def may_continue(self, name: str) -> bool:
-        """As `may_begin`, of the iteration with this own name."""
         with self.changed:
             return bool(self._agreements) and not self._has_reached_limit(name)
 
@@ -190,9 +181,7 @@ class LimitedTaker(Taker):
         """The part of the block that may be given, or None. Waits while paused."""
         with element_limits.changed:
             self._left = block.count
-            element_limits.changed.wait_for(
-                lambda: self._stopped or not element_limits.are_paused()
-            )
+            element_limits.changed.wait_for(lambda: self._stopped or not element_limits.pauses)
             count = 0 if self._stopped else element_limits.admit_elements(self._name, block.count)
             self._left -= count
         if count == block.count:
@@ -219,7 +208,7 @@ class LimitedTaker(Taker):
         self.leave()
 
     def must_stop(self) -> bool:
-        return stopping.is_set() and not element_limits.may_continue(self._name)
+        return stopping.is_set() and not element_limits.may_give(self._name)
 
 
 def blocks_of(iterate: Callable[[Taker], Blocks], name: str, batch_size: int = 1) -> Blocks:
@@ -246,7 +235,7 @@ def must_stop(taker: Taker | None) -> bool:
 
 def may_repeat(name: str) -> bool:
     """Whether another iteration of this name may begin."""
-    return not stopping.is_set() or element_limits.may_begin(name)
+    return not stopping.is_set() or element_limits.may_give(element_limits.next_of(name))
 
 
 def stop(consumer: OpenConsumer) -> None:
