@@ -269,7 +269,6 @@ def _shapes_of(structure: str) -> list[tuple[str, Shape | None]]:
 
 
 def _other_shape(component: Component, shape: Shape) -> tuple[int, ...] | None:
-    """A shape of an element that is not this one."""
     if isinstance(component, Rows):  # not put together yet
         return next((found for row in component.rows if not _is(found := row.shape, shape)), None)
     if component.shapes is not None:

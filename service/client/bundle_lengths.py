@@ -89,7 +89,6 @@ class BundleLengths:
 
     @property
     def outstanding(self) -> int:
-        """How many queries are."""
         return len(self._needed) + len(self._others)
 
     def at_least(self, place: int) -> int:

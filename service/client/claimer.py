@@ -111,7 +111,6 @@ class Claimer:
             return True
 
     def done(self, place: int) -> None:
-        """The trainer was given all of this claim."""
         with self._changed:
             if self._cursors.pop(place, None) is not None:
                 self._done[place] = None

@@ -49,8 +49,6 @@ then twice as many each time."""
 
 @dataclass(eq=False)
 class _Claim:
-    """A bundle that is this consumer's to read."""
-
     place: int
     cursor: int  # elements before this one were given to the trainer
     came: int  # elements before this one have come, here or to an earlier consumer
@@ -162,7 +160,6 @@ class ClaimsMode(BundlesMode):
         return list(islice(self._read.values(), self._side_by_side))
 
     def _begin(self) -> None:
-        """Begin to read claims."""
         if not self.slices.tasks:
             return
         missing = max(0, self._side_by_side - len(self._read))

@@ -223,7 +223,6 @@ class Consumer:
         handle()
 
     def _handle_item(self, client: Client, key: Key, item: Block | End | EndPending) -> None:
-        """An item that a worker sent."""
         if isinstance(item, EndPending):
             self.mode.held_by_others(key[0])
         elif isinstance(item, Block):
@@ -368,7 +367,6 @@ class WaitLog:
         self._warn_after_s = FIRST_S
 
     def restart(self) -> None:
-        """An element has come."""
         self._from_s, self._warn_after_s = None, min(WARN_S, self._warn_after_s)
 
     def warn(self, now_s: float, awaited: Callable[[], str], dispatcher_silent_s: float) -> None:

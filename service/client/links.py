@@ -86,7 +86,6 @@ class Links:
         return self._links.get(uid)
 
     def is_local(self, uid: int) -> bool:
-        """Whether this worker is in this process."""
         return local_worker(uid) is not None
 
     def all(self) -> list[tuple[int, WorkerLink]]:
@@ -139,7 +138,6 @@ class Links:
             link.client.start()
 
     def stop_task(self, uid: int, task_id: int) -> None:
-        """Stop reading the task."""
         if (link := self.get(uid)) is not None:
             link.client.stop_task(task_id)
             link.reading.discard(task_id)

@@ -104,7 +104,6 @@ _open: weakref.WeakSet[OpenConsumer] = weakref.WeakSet()
 
 
 def opened(consumer: OpenConsumer) -> None:
-    """Remembers a consumer that must be closed."""
     _open.add(consumer)
 
 

@@ -198,7 +198,6 @@ class ReadOptions:
 
     @property
     def bundled(self) -> OrderedRead | ClaimedRead | None:
-        """The read in bundles, if it is one."""
         return self.ordered or self.claimed
 
     @property

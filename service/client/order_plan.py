@@ -34,11 +34,9 @@ class OrderPlan(SharedPlan):
         ]
 
     def source_at(self, place: int) -> SourcePlan:
-        """The source of a place."""
         return self.sources[bisect_right(self._firsts, place % self.spec.bundles) - 1]
 
     def begin(self) -> None:
-        """Begin where the trainer is."""
         self.epoch = self.read.begin(self.spec)
         self.until = self.epoch.start
         for source in self.sources:
@@ -50,11 +48,9 @@ class OrderPlan(SharedPlan):
         return is_new and not self.sources[0].is_located
 
     def has_ended(self) -> bool:
-        """Whether all was given."""
         return not self.is_endless and self.sources[0].has_ended and not self.has_something()
 
     def is_due(self) -> bool:
-        """Whether to plan."""
         if self.is_full:
             return self.portions.elements <= self._refill_at
         if self._is_bounded:

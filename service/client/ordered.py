@@ -57,7 +57,6 @@ class OrderedMode(BundlesMode):
         self.answered(pb.ConsumerHeartbeatResponse(proposal=joined.news.proposal))
 
     def _begin(self) -> None:
-        """Begin where the trainer is."""
         with self._hold.applied():
             self._plan.begin()
             self._hold.epoch, self._hold.taken = self._plan.epoch, self._plan.epoch.start

@@ -104,7 +104,6 @@ class Portions:
         self._queues.setdefault(request.place, deque()).append(request)
 
     def count(self, block: Block) -> None:
-        """The block has come."""
         size = block.payload_bytes
         self.held_bytes += size
         self._came += block.count

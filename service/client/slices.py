@@ -161,7 +161,6 @@ class Slices:
         return task_id
 
     def withdraw(self, which: Callable[[Request], bool]) -> None:
-        """Ask for these no more."""
         for request in [*filter(which, self.requests.values())]:
             self._stop(request)
             del self.requests[request.key]
@@ -189,7 +188,6 @@ class Slices:
                     self.ask(request)
 
     def _stop(self, request: Request) -> None:
-        """Ask for it no longer."""
         task_id, number = request.key
         for _, link in self._links.all():
             if task_id in link.reading:
@@ -217,7 +215,6 @@ class Slices:
             self._ask_elsewhere([r for r in self.requests.values() if r.key[0] in tasks])
 
     def gone(self, link: WorkerLink) -> None:
-        """The worker process of this link is gone."""
         self._lose([self.tasks.pop(i) for i in link.reading if i in self.tasks])
 
     def _lose(self, tasks: Sequence[pb.TaskInfo]) -> None:
@@ -284,7 +281,6 @@ class SilenceDetector:
         self._silent: dict[int, float] = {}  # by task: until when others are asked instead
 
     def heard(self, task_id: int) -> None:
-        """The task has sent something."""
         self._heard_s[task_id] = time.monotonic()
 
     def is_silent(self, task_id: int) -> bool:

@@ -424,7 +424,6 @@ class TaskOutput(ABC):
 
 
 def elements_of(blocks: Iterable[Block]) -> int:
-    """How many elements the blocks have."""
     return sum(block.count for block in blocks)
 
 

@@ -292,8 +292,6 @@ class BundleRun(QueuedRun):
 
 
 class _BundleState:
-    """What is known of a bundle, and its runs."""
-
     def __init__(self, number: int, place: int) -> None:
         self.number = number
         self.place = place
@@ -350,7 +348,6 @@ class BundlesOutput(TaskOutput):
 
     @property
     def busy_s(self) -> float:
-        """As `RunQueue.busy_s`."""
         with self.lock:
             return self.queue.busy_s()
 

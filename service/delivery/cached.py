@@ -54,8 +54,6 @@ ENCODED_BLOCKS = 8
 
 @dataclass(slots=True)
 class _Position:
-    """A trainer's position in the task."""
-
     element: int
     near: int  # the block that it was given last
 
@@ -157,8 +155,6 @@ class CachedOutput(TaskOutput):
 
 
 class _CachedSubscription(Subscription):
-    """A subscription without state but its trainer's id."""
-
     output: CachedOutput
 
     def __init__(self, output: CachedOutput, trainer_id: str) -> None:

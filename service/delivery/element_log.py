@@ -17,8 +17,6 @@ from .memory import OutputMemory
 
 @dataclass(slots=True)
 class LoggedBlock:
-    """A block of a log, with its cost and elements."""
-
     number: int
     block: Block
     cost: int
@@ -62,7 +60,6 @@ class ElementLog:
         self.stop = kept.stop
 
     def get(self, number: int) -> LoggedBlock | None:
-        """The block of this number, if it is kept."""
         return self._kept.get(number)
 
     def at(self, element: int, near: int) -> LoggedBlock | None:
@@ -92,5 +89,4 @@ class ElementLog:
             self._memory.release(freed)
 
     def clear(self) -> None:
-        """Drop all blocks."""
         self.drop_before(self.stop)

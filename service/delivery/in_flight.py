@@ -25,8 +25,6 @@ AHEAD_S = 1.0
 
 
 class InFlightElements:
-    """The elements of one output."""
-
     def __init__(self) -> None:
         self.put = 0
         self.bound = FIRST  # elements that the pipeline may be ahead
@@ -45,7 +43,6 @@ class InFlightElements:
         return ranges.total(self._drops)
 
     def take(self, first: int, count: int, now_s: float) -> None:
-        """A trainer has taken these."""
         ranges.add(self._settled, first, first + count)
         self._taken += count
         if not self._rounds:  # what was taken first tells of no rate
@@ -64,7 +61,6 @@ class InFlightElements:
         self._rounds.append((now_s, self._taken))
 
     def drop(self, first: int, count: int) -> None:
-        """No trainer will get these."""
         ranges.add(self._settled, first, first + count)
         ranges.add(self._drops, first, first + count)
 

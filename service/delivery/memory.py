@@ -70,7 +70,6 @@ class OutputMemory:
         return room
 
     def release(self, size: int) -> None:
-        """Give back `size` bytes."""
         with self._budget._lock:
             self._set(max(0, self.held - size), self._waits)
 

@@ -59,7 +59,6 @@ class RunQueue(Generic[R]):
         self._busy_s, self._busy_from_s = 0.0, 0.0
 
     def add(self, run: R) -> None:
-        """The run is to begin."""
         heapq.heappush(self._pending, (run.position, next(self.numbers), run))
         self._changed.notify_all()
 
@@ -92,7 +91,6 @@ class RunQueue(Generic[R]):
         return self._changed.wait_for(may_begin, timeout_s)
 
     def pop(self) -> R:
-        """Take the run that begins next."""
         return heapq.heappop(self._pending)[2]
 
     def begin(self, run: R) -> None:
@@ -106,14 +104,12 @@ class RunQueue(Generic[R]):
         self.set_busy(run, True)
 
     def end(self, run: R) -> None:
-        """The run makes no more elements."""
         self.set_busy(run, False)
         if run in self.begun:
             del self.begun[run]
         self._changed.notify_all()  # it may have kept others from beginning
 
     def clear(self) -> None:
-        """None is to begin any more."""
         self._pending.clear()
         self._changed.notify_all()
 
@@ -133,7 +129,6 @@ class RunQueue(Generic[R]):
         return last if last is not None and last.asked > run.position else None
 
     def first(self) -> R | None:
-        """The run that begins next."""
         while self._pending and self._pending[0][2].dropped:
             heapq.heappop(self._pending)
         return self._pending[0][2] if self._pending else None

@@ -67,8 +67,6 @@ class Windows:
 
 
 class Window:
-    """The window of one subscription."""
-
     def __init__(self, windows: Windows, first_round: int, now_s: float) -> None:
         self._windows = windows
         self.held = 0

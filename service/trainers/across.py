@@ -356,7 +356,6 @@ class _Training:
     def _defined(
         self, dataset_fn: Callable[[Any], Any], compression: str | None
     ) -> pb.RegisterDatasetRequest:
-        """What is registered of the dataset that the function makes."""
         with tf.init_scope():  # eagerly and once, even where a ClusterCoordinator traces this
             context = tf.distribute.InputContext(num_replicas_in_sync=self.replicas)
             dataset = dataset_fn(context)

@@ -132,7 +132,6 @@ class ReadsInOrder:
         self._begin_at(ordered)
 
     def _begin_at(self, ordered: OrderedRead) -> None:
-        """Have the next iteration begin there."""
         self._open = weakref.WeakSet()
         self._last, self._next_start = ordered, ordered.start
 

@@ -86,7 +86,6 @@ class Epochs(DataAdapter):  # type: ignore[misc]
             yield batch
 
     def _peek(self) -> Any:
-        """The batch at the position."""
         if self._in_tensorflow:
             return next(iter(self._dataset), None)
         assert self._position is not None

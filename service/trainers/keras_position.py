@@ -273,8 +273,6 @@ class _InitialEpoch(int):
 
 
 class _Restored(NamedTuple):
-    """What else a checkpoint has."""
-
     steps: int | None  # of an epoch, if that was known
     metrics: list[Any]
 

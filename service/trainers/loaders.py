@@ -163,7 +163,6 @@ class SharedLoaderState:
                 words[-1] = now
 
     def readers(self) -> int:
-        """How many workers of this process are reading."""
         if self._owner != os.getpid():
             return 0
         reading = self._words.numpy()[PLACES:-1]
