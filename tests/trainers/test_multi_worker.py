@@ -232,18 +232,11 @@ def three(target: str, tmp_path_factory: pytest.TempPathFactory) -> Said:
     return said_by(started(program, 3, target, directory, "not in the environment"))
 
 
-@pytest.fixture(scope="module")
-def five(target: str, tmp_path_factory: pytest.TempPathFactory) -> Said:
-    directory = tmp_path_factory.mktemp("five")
-    return said_by(started(BEGINS + "batches(4)\n" + ENDS, 5, target, directory))
-
-
 @pytest.mark.parametrize(
     ("cluster", "expected"),
     [
         ("two", [[[0, 1], [2, 3]], [[4], [5]]]),
         ("three", [[[0, 1], [2, 3], []], [[4, 5], [6, 7], []]]),
-        ("five", [[[0], [1], [2], [3], []]]),
     ],
 )
 def test_batches_over_replicas(
