@@ -14,64 +14,41 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .client.api import distribute, from_dataset_id, register_dataset
-    from .client.datasets import DatasetInfo, list_datasets, remove_dataset
-    from .client.dispatcher_status import wait_for_workers
-    from .client.files import register_files
-    from .client.metrics import metrics
-    from .client.options import SHARD_HINT, CrossTrainerCache, ShardingPolicy
-    from .client.reader import ElementIterator, read
-    from .client.registration import register_mixture
-    from .client.saves import distributed_save
-    from .client.schedules import change_weights, skip_steps
-    from .client.tf_position import OrderedPosition
-    from .client.tfds import register_tfds
-    from .connections.credentials import Credentials, use_credentials
-    from .errors import ForebayError
-    from .materialized.run import Materialized, materialize
-    from .pipelines.kinds.functions import PythonDataset, python_dataset
-    from .servers import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
-    from .task_context import Role, TaskContext
-    from .trainers.across import distribute_across
-    from .trainers.preemption import PreemptionHandler
-
-__all__ = [
-    "SHARD_HINT",
-    "Credentials",
-    "CrossTrainerCache",
-    "DatasetInfo",
-    "DispatchServer",
-    "DispatcherConfig",
-    "ElementIterator",
-    "ForebayError",
-    "Materialized",
-    "OrderedPosition",
-    "PreemptionHandler",
-    "PythonDataset",
-    "Role",
-    "ShardingPolicy",
-    "TaskContext",
-    "WorkerConfig",
-    "WorkerServer",
-    "change_weights",
-    "distribute",
-    "distribute_across",
-    "distributed_save",
-    "from_dataset_id",
-    "list_datasets",
-    "materialize",
-    "metrics",
-    "python_dataset",
-    "read",
-    "register_dataset",
-    "register_files",
-    "register_mixture",
-    "register_tfds",
-    "remove_dataset",
-    "skip_steps",
-    "use_credentials",
-    "wait_for_workers",
-]
+    from .client.api import distribute as distribute
+    from .client.api import from_dataset_id as from_dataset_id
+    from .client.api import register_dataset as register_dataset
+    from .client.datasets import DatasetInfo as DatasetInfo
+    from .client.datasets import list_datasets as list_datasets
+    from .client.datasets import remove_dataset as remove_dataset
+    from .client.dispatcher_status import wait_for_workers as wait_for_workers
+    from .client.files import register_files as register_files
+    from .client.metrics import metrics as metrics
+    from .client.options import SHARD_HINT as SHARD_HINT
+    from .client.options import CrossTrainerCache as CrossTrainerCache
+    from .client.options import ShardingPolicy as ShardingPolicy
+    from .client.reader import ElementIterator as ElementIterator
+    from .client.reader import read as read
+    from .client.registration import register_mixture as register_mixture
+    from .client.saves import distributed_save as distributed_save
+    from .client.schedules import change_weights as change_weights
+    from .client.schedules import skip_steps as skip_steps
+    from .client.tf_position import OrderedPosition as OrderedPosition
+    from .client.tfds import register_tfds as register_tfds
+    from .connections.credentials import Credentials as Credentials
+    from .connections.credentials import use_credentials as use_credentials
+    from .errors import ForebayError as ForebayError
+    from .materialized.run import Materialized as Materialized
+    from .materialized.run import materialize as materialize
+    from .pipelines.kinds.functions import PythonDataset as PythonDataset
+    from .pipelines.kinds.functions import python_dataset as python_dataset
+    from .servers import DispatcherConfig as DispatcherConfig
+    from .servers import DispatchServer as DispatchServer
+    from .servers import WorkerConfig as WorkerConfig
+    from .servers import WorkerServer as WorkerServer
+    from .task_context import Role as Role
+    from .task_context import TaskContext as TaskContext
+    from .trainers.across import distribute_across as distribute_across
+    from .trainers.preemption import PreemptionHandler as PreemptionHandler
 
 _HOMES = {
     ".client.api": ("distribute", "from_dataset_id", "register_dataset"),
@@ -104,6 +81,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 if not TYPE_CHECKING:  # else a misspelt name would have any type
+    __all__ = sorted(_HOME_OF)
 
     def __getattr__(name: str) -> Any:
         if name not in _HOME_OF:
@@ -119,4 +97,4 @@ if not TYPE_CHECKING:  # else a misspelt name would have any type
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted(_HOME_OF)

@@ -548,3 +548,10 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     """The dtype of a component's `dtype` field. Raises TypeError for an unknown name."""
     extension = getattr(ml_dtypes, name, None)
     return np.dtype(name if extension is None else extension)
+
+
+def as_bytes(array: Array) -> memoryview:
+    """The array's memory in C order and native byte order; copied only if necessary."""
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

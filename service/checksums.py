@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from zlib_ng.zlib_ng import crc32  # 15 times as fast as zlib's, and the same
 
-from .blocks import Array, Block, Component, Strings
+from .blocks import Array, Block, Component, Strings, as_bytes
 
 
 class Checksum:
@@ -23,7 +23,7 @@ class Checksum:
         for component, crcs in zip(block.components, self._streams, strict=True):
             for number, part in enumerate(_parts(component, block.count)):
                 if part.size:
-                    crcs[number] = crc32(_bytes_of(part), crcs[number])
+                    crcs[number] = crc32(as_bytes(part), crcs[number])
 
     @property
     def value(self) -> int:
@@ -40,9 +40,3 @@ def _parts(component: Component, count: int) -> Iterator[Array]:
     yield np.tile(np.array(array.shape[1:], np.int64), (count, 1)) if shapes is None else shapes
     if isinstance(values, Strings):
         yield values.lengths
-
-
-def _bytes_of(array: Array) -> Array:
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

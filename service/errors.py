@@ -132,14 +132,10 @@ _STATUS: dict[type[ForebayError], str] = {
     StorageError: "UNAVAILABLE",
     ForebayError: "INTERNAL",
 }
+_RETRIED = "UNAVAILABLE", "CANCELLED", "DEADLINE_EXCEEDED"
 _OF_STATUS = {
-    _STATUS[e]: e
-    for e in (
-        *(InvalidArgument, NotFound, AlreadyExists),
-        *(FailedPrecondition, Unauthenticated, PermissionDenied, ResourceExhausted),
-        *(Unimplemented, AnotherJournal),
-    )
-} | dict.fromkeys(("UNAVAILABLE", "CANCELLED", "DEADLINE_EXCEEDED"), Unavailable)
+    status: kind for kind, status in _STATUS.items() if status not in ("DATA_LOSS", "INTERNAL")
+} | dict.fromkeys(_RETRIED, Unavailable)
 
 
 def status_of(error: ForebayError) -> str:

@@ -24,17 +24,6 @@ SYSTEM_ALLOCATOR = "TF_ONEDNN_USE_SYSTEM_ALLOCATOR"
 _libc = ctypes.CDLL(None)
 
 
-@functools.cache
-def keep_large_buffers() -> None:
-    """`keep_large_buffers_now`, once per process.
-
-    Call it after a process has opened its first `from_generator`: only then, TensorFlow (2.21)
-    makes malloc take every buffer of 128 KB or more from the system and return it at once. From
-    then on the kernel must zero the pages of every large tensor of a trainer.
-    """
-    keep_large_buffers_now()
-
-
 def keep_large_buffers_now() -> None:
     """Make malloc reuse freed buffers of up to MMAP_THRESHOLD_BYTES, until its settings change.
 
@@ -44,6 +33,12 @@ def keep_large_buffers_now() -> None:
     if mallopt is not None and not any(name in os.environ for name in _ENVIRONMENT):
         mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
         mallopt(_M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)
+
+
+keep_large_buffers = functools.cache(keep_large_buffers_now)
+"""The same, once per process. Call it after a process has opened its first `from_generator`: only
+then, TensorFlow (2.21) makes malloc take every buffer of 128 KB or more from the system and return
+it at once. From then on the kernel must zero the pages of every large tensor of a trainer."""
 
 
 def manage_large_tensors() -> None:

@@ -17,16 +17,16 @@ changes.
 
 from __future__ import annotations
 
-import dataclasses
-import os
-import stat
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Annotated
+
+import msgspec
 
 from ..errors import InvalidArgument
 from .admission import Identity
+from .credentials import content_of
 from .reloaded import Reloaded
 
 TRAINER, GRAPHS, PYTHON = "trainer", "graphs", "python"
@@ -46,24 +46,28 @@ ROLES = {
 
 MAX_FILE_BYTES = 100_000
 
-_LIMITS = ("max_datasets", "max_jobs", "max_consumers")
+_Patterns = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+_Most = Annotated[int, msgspec.Meta(ge=0)] | None
 
 
-@dataclasses.dataclass(frozen=True)
-class Grant:
+class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What some peers may do."""
 
-    to: tuple[str, ...]
-    roles: frozenset[str]
-    datasets: tuple[str, ...] = ("*",)
-    jobs: tuple[str, ...] = ("*",)
-    max_datasets: int | None = None
-    max_jobs: int | None = None
-    max_consumers: int | None = None
+    to: _Patterns
+    roles: Annotated[frozenset[str], msgspec.Meta(min_length=1)]
+    datasets: _Patterns = ("*",)
+    jobs: _Patterns = ("*",)
+    max_datasets: _Most = None
+    max_jobs: _Most = None
+    max_consumers: _Most = None
 
     def covers(self, dataset_id: str | None, job_name: str | None) -> bool:
         """Whether both match their patterns; None always does."""
         return _matches(dataset_id, self.datasets) and _matches(job_name, self.jobs)
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    grant: Annotated[tuple[Grant, ...], msgspec.Meta(min_length=1)]
 
 
 class AccessRules:
@@ -87,47 +91,21 @@ def _matches(name: str | None, patterns: tuple[str, ...]) -> bool:
 
 
 def _load(path: str) -> tuple[Grant, ...]:
+    text, _ = content_of(path, "--access-file", MAX_FILE_BYTES + 1)
+    if len(text) > MAX_FILE_BYTES:
+        raise InvalidArgument(f"--access-file {path} has more than {MAX_FILE_BYTES} bytes")
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise InvalidArgument(f"--access-file {path} is no file; give a file")
-        with open(path, "rb") as file:
-            text = file.read(MAX_FILE_BYTES + 1)
-        if len(text) > MAX_FILE_BYTES:
-            raise InvalidArgument(f"--access-file {path} has more than {MAX_FILE_BYTES} bytes")
-        content = tomllib.loads(text.decode())
-    except OSError as error:
+        found = msgspec.convert(tomllib.loads(text.decode()), _File)
+    except msgspec.ValidationError as error:
         raise InvalidArgument(
-            f"--access-file {path} cannot be read: {error.strerror}; give a file that this user "
-            "may read"
+            f"--access-file {path} is not a list of [[grant]] as docs/operations.md has it: {error}"
         ) from None
-    except InvalidArgument:
-        raise
     except (ValueError, RecursionError) as error:  # TOMLDecodeError is one
         raise InvalidArgument(f"--access-file {path} is not TOML: {error}") from None
-    grants = content.pop("grant", [])
-    if content or not isinstance(grants, list) or not grants:
-        wrong = f"has {', '.join(map(repr, content))}" if content else "has no grant"
-        raise InvalidArgument(f"--access-file {path} {wrong}: it is a list of [[grant]]")
-    return tuple(
-        _grant(given, f"--access-file {path}, grant {n}") for n, given in enumerate(grants, 1)
-    )
-
-
-def _grant(given: Any, where: str) -> Grant:
-    fields = {field.name for field in dataclasses.fields(Grant)}
-    if not isinstance(given, dict) or (unknown := given.keys() - fields):
-        what = ", ".join(sorted(unknown)) if isinstance(given, dict) else repr(given)
-        raise InvalidArgument(f"{where} has {what}: a grant has {', '.join(sorted(fields))}")
-    for name in ("to", "roles", "datasets", "jobs"):
-        value = given.get(name, ["*"] if name in ("datasets", "jobs") else [])
-        if not isinstance(value, list) or not value or not all(isinstance(x, str) for x in value):
-            raise InvalidArgument(f"{where}: {name} must be a list of strings, and is {value!r}")
-    for name in _LIMITS:
-        value = given.get(name, 0)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise InvalidArgument(f"{where}: {name} must be a number from 0 on, and is {value!r}")
-    for role in given["roles"]:
-        if role not in ROLES:
-            raise InvalidArgument(f"{where}: {role!r} is no role; use {', '.join(ROLES)}")
-    lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
-    return Grant(**{**given, **lists, "roles": frozenset(given["roles"])})
+    for number, grant in enumerate(found.grant):
+        if unknown := sorted(grant.roles - ROLES.keys()):
+            raise InvalidArgument(
+                f"--access-file {path}: {unknown[0]!r} is no role; use {', '.join(ROLES)} - at "
+                f"`$.grant[{number}].roles`"
+            )
+    return found.grant

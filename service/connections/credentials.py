@@ -29,10 +29,7 @@ from .reloaded import Reloaded
 log = logging.getLogger(__name__)
 
 VARIABLES = {
-    "tls_ca": "FOREBAY_TLS_CA",
-    "tls_cert": "FOREBAY_TLS_CERT",
-    "tls_key": "FOREBAY_TLS_KEY",
-    "token_file": "FOREBAY_TOKEN_FILE",
+    name: f"FOREBAY_{name.upper()}" for name in ("tls_ca", "tls_cert", "tls_key", "token_file")
 }
 """The environment variable of each field of Credentials."""
 
@@ -46,7 +43,6 @@ _CA, _CERT, _KEY, _TOKEN_FILE = map(_option, VARIABLES)
 
 _MAX_TOKEN_BYTES = 4096
 _OPEN_TO_OTHERS = stat.S_IRWXG | stat.S_IRWXO
-_GROUP_READS = stat.S_IRGRP
 BEARER = "Bearer "
 """Before the token, in the metadata of a call."""
 
@@ -266,9 +262,9 @@ def _files_of(credentials: Credentials) -> Reloaded[LoadedCredentials]:
 
 def _load(credentials: Credentials) -> LoadedCredentials:
     """Raises InvalidArgument, with the file and what to do."""
-    ca = _read(credentials.tls_ca, _CA)
-    chain = _read(credentials.tls_cert, _CERT) if credentials.tls_cert else b""
-    key = _read(credentials.tls_key, _KEY) if credentials.tls_key else b""
+    ca = content_of(credentials.tls_ca, _CA)[0]
+    chain = content_of(credentials.tls_cert, _CERT)[0] if credentials.tls_cert else b""
+    key = content_of(credentials.tls_key, _KEY)[0] if credentials.tls_key else b""
     tokens = [_token(path) for path in credentials.token_file.split(",") if path]
     names = [token.name for token in tokens]
     if len({*names}) < len(names):
@@ -307,7 +303,7 @@ def _warn_of_times(path: str, chain: bytes) -> None:
 
 def client_context(credentials: Credentials) -> ssl.SSLContext:
     """Of connections to servers. Raises InvalidArgument."""
-    ca = _read(credentials.tls_ca, _CA)
+    ca = content_of(credentials.tls_ca, _CA)[0]
     return _context(ssl.PROTOCOL_TLS_CLIENT, credentials, ca)
 
 
@@ -343,11 +339,8 @@ def _nobody() -> bytes:
     raise ValueError("the key has a passphrase")
 
 
-def _read(path: str, option: str) -> bytes:
-    return _content(path, option)[0]
-
-
-def _content(path: str, option: str, most: int = -1) -> tuple[bytes, os.stat_result]:
+def content_of(path: str, option: str, most: int = -1) -> tuple[bytes, os.stat_result]:
+    """What a file holds, `most` bytes of it, and its state. Raises InvalidArgument."""
     try:
         # A pipe would wait for its writer.
         with open(path, "rb", opener=lambda p, how: os.open(p, how | os.O_NONBLOCK)) as file:
@@ -366,12 +359,12 @@ def _content(path: str, option: str, most: int = -1) -> tuple[bytes, os.stat_res
 
 def _root_gave_it_to_this_group(found: os.stat_result) -> bool:
     """As Kubernetes gives a Secret to a process that is not root: by fsGroup."""
-    readable = found.st_mode & _OPEN_TO_OTHERS == _GROUP_READS
+    readable = found.st_mode & _OPEN_TO_OTHERS == stat.S_IRGRP
     return readable and found.st_uid == 0 != os.geteuid() and found.st_gid == os.getegid()
 
 
 def _token(path: str) -> Token:
-    text, found = _content(path, _TOKEN_FILE, _MAX_TOKEN_BYTES + 2)
+    text, found = content_of(path, _TOKEN_FILE, _MAX_TOKEN_BYTES + 2)
     if found.st_mode & _OPEN_TO_OTHERS and not _root_gave_it_to_this_group(found):
         raise InvalidArgument(
             f"{_TOKEN_FILE} {path} has mode {stat.S_IMODE(found.st_mode):04o}, so other users may "

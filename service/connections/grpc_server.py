@@ -129,45 +129,30 @@ def connect(
     address: str,
     options: Sequence[tuple[str, Any]] = CHANNEL_OPTIONS,
     credentials: Credentials | None = None,
-) -> grpc.Channel:
-    """A channel to a dispatcher or a worker, for blocking calls.
+    *,
+    is_async: bool = False,
+) -> Any:
+    """A channel to a dispatcher or a worker, for blocking calls, or for coroutines.
 
     It has the files' content of now; a later one needs another channel. By default with the
     process's own credentials. Calls bring `metadata_of` them.
     """
+    kind: Any = grpc.aio if is_async else grpc
     options = [*options, *proxy_options(address)]
     credentials = credentials or own_credentials()
     if credentials is None:
-        return grpc.insecure_channel(address, options=options)
-    channel_credentials = _channel_credentials(credentials)
-    return grpc.secure_channel(address, channel_credentials, options=_with_time_for_tls(options))
-
-
-def connect_async(address: str) -> grpc.aio.Channel:
-    """A channel to a worker, for coroutines, with the process's own credentials."""
-    options = [*CHANNEL_OPTIONS, *proxy_options(address)]
-    credentials = own_credentials()
-    if credentials is None:
-        return grpc.aio.insecure_channel(address, options=options)
-    channel_credentials = _channel_credentials(credentials)
-    options = _with_time_for_tls(options)
-    return grpc.aio.secure_channel(address, channel_credentials, options=options)
-
-
-def _with_time_for_tls(options: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    others = [option for option in options if option[0] != _LEAST_CONNECT]
-    return [*others, (_LEAST_CONNECT, TLS_CONNECT_MS)]
+        return kind.insecure_channel(address, options=options)
+    loaded = credentials.loaded()
+    own = (loaded.key, loaded.chain) if loaded.chain else (None, None)
+    options = [option for option in options if option[0] != _LEAST_CONNECT]
+    options.append((_LEAST_CONNECT, TLS_CONNECT_MS))
+    certificates = grpc.ssl_channel_credentials(loaded.ca, *own)
+    return kind.secure_channel(address, certificates, options=options)
 
 
 def metadata_of(credentials: Credentials | None) -> tuple[tuple[str, str], ...]:
     """The metadata of a call with these credentials."""
     return () if credentials is None else credentials.loaded().metadata
-
-
-def _channel_credentials(credentials: Credentials) -> grpc.ChannelCredentials:
-    loaded = credentials.loaded()
-    own = (loaded.key, loaded.chain) if loaded.chain else (None, None)
-    return grpc.ssl_channel_credentials(loaded.ca, *own)
 
 
 def _server_credentials(credentials: Credentials) -> grpc.ServerCredentials:

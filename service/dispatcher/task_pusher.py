@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import grpc
 
 from ...journal.proto import events_pb2 as ev
-from ..connections.grpc_server import connect_async
+from ..connections.grpc_server import connect
 from ..errors import ForebayError
 from ..proto import tf_service_pb2 as pb
 from .dispatcher import Dispatcher
@@ -102,7 +102,7 @@ class TaskPusher:
         await self._dispatcher.settled()
         if (task := await self._task_def(task_id)) is None:
             return
-        async with connect_async(task.worker_address) as channel:
+        async with connect(task.worker_address, is_async=True) as channel:
             call = channel.unary_unary(
                 "/tensorflow.data.WorkerService/ProcessTask",
                 request_serializer=pb.ProcessTaskRequest.SerializeToString,

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from .addresses import ConnectionRefused
-from .budget import ElementBudget
-from .client import BlockClient
-from .dial import WorkerRefused
-from .local import LocalClient, has_local_workers, local_worker
-from .server import BlockServer
-from .sessions import MAX_AWAY_BYTES
-
-__all__ = [
-    "MAX_AWAY_BYTES",
-    "BlockClient",
-    "BlockServer",
-    "ConnectionRefused",
-    "ElementBudget",
-    "LocalClient",
-    "WorkerRefused",
-    "has_local_workers",
-    "local_worker",
-]
+from .addresses import ConnectionRefused as ConnectionRefused
+from .budget import ElementBudget as ElementBudget
+from .client import BlockClient as BlockClient
+from .dial import WorkerRefused as WorkerRefused
+from .local import LocalClient as LocalClient
+from .local import has_local_workers as has_local_workers
+from .local import local_worker as local_worker
+from .server import BlockServer as BlockServer
+from .sessions import MAX_AWAY_BYTES as MAX_AWAY_BYTES

@@ -12,20 +12,17 @@ import zstandard
 from ..block_limits import padding
 from . import frames
 
-CODECS = ("lz4", "zstd")
-"""The codecs' names on the wire, the fastest first."""
-
 _MAX_LZ4_BYTES = 0x7E000000  # of input; LZ4's own limit
 _MAX_WINDOW_BYTES = 128 << 20  # of memory that a zstd frame may demand of its reader
 
 
-class Unpackable(Exception):
-    """A received payload contradicts its header; the message says how."""
+class Broken(Exception):
+    """A received block contradicts its header; the message says how."""
 
 
 def pack(codec: str, payload: bytes | memoryview) -> bytes | None:
     """Compress the payload; None if that does not make it smaller."""
-    packed = _PACK[codec](payload)
+    packed = CODECS[codec][0](payload)
     return packed if packed is not None and len(packed) < len(payload) else None
 
 
@@ -37,15 +34,15 @@ def join(buffers: Sequence[memoryview]) -> bytes | memoryview:
 
 
 def unpack(codec: str, packed: memoryview, target: frames.Bytes) -> None:
-    """Decompress into `target`, which it must fill exactly. Raises Unpackable."""
-    if codec not in _UNPACK:
-        raise Unpackable(f"it is compressed with {codec!r}, which nobody asked for")
+    """Decompress into `target`, which it must fill exactly. Raises Broken."""
+    if codec not in CODECS:
+        raise Broken(f"it is compressed with {codec!r}, which nobody asked for")
     try:
-        size = _UNPACK[codec](packed, target)
+        size = CODECS[codec][1](packed, target)
     except (zstandard.ZstdError, lz4.block.LZ4BlockError) as error:
-        raise Unpackable(f"it does not decompress to {target.size} bytes: {error}") from error
+        raise Broken(f"it does not decompress to {target.size} bytes: {error}") from error
     if size != target.size:
-        raise Unpackable(f"it decompresses to {size} bytes instead of {target.size}")
+        raise Broken(f"it decompresses to {size} bytes instead of {target.size}")
 
 
 def _pack_lz4(payload: bytes | memoryview) -> bytes | None:
@@ -56,7 +53,7 @@ def _pack_lz4(payload: bytes | memoryview) -> bytes | None:
 
 def _unpack_lz4(packed: memoryview, target: frames.Bytes) -> int:
     if target.size > _MAX_LZ4_BYTES:
-        raise Unpackable(f"it is said to hold {target.size} bytes, which LZ4 cannot")
+        raise Broken(f"it is said to hold {target.size} bytes, which LZ4 cannot")
     raw = lz4.block.decompress(packed, uncompressed_size=target.size)
     target[: len(raw)] = np.frombuffer(raw, np.uint8)  # the library cannot fill a buffer
     return len(raw)
@@ -72,11 +69,10 @@ def _unpack_zstd(packed: memoryview, target: frames.Bytes) -> int:
     return reader.readinto(target.data) + len(reader.read(1))
 
 
-_PACK: dict[str, Callable[[bytes | memoryview], bytes | None]] = {
-    "lz4": _pack_lz4,
-    "zstd": _pack_zstd,
+_Pack = Callable[[bytes | memoryview], bytes | None]
+_Unpack = Callable[[memoryview, frames.Bytes], int]
+CODECS: dict[str, tuple[_Pack, _Unpack]] = {
+    "lz4": (_pack_lz4, _unpack_lz4),
+    "zstd": (_pack_zstd, _unpack_zstd),
 }
-_UNPACK: dict[str, Callable[[memoryview, frames.Bytes], int]] = {
-    "lz4": _unpack_lz4,
-    "zstd": _unpack_zstd,
-}
+"""By their names on the wire, the fastest first."""

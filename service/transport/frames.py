@@ -16,7 +16,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -311,13 +311,6 @@ class Arena:
 def _aligned(slab: Bytes, size: int) -> Bytes:
     start = -slab.__array_interface__["data"][0] % ALIGNMENT
     return slab[start : start + size]  # its own views have the slab as their base, too
-
-
-def as_bytes(array: npt.NDArray[Any]) -> memoryview:
-    """The array's memory in C order and native byte order; copied only if necessary."""
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def tune(sock: socket.socket) -> None:

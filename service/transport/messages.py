@@ -5,15 +5,16 @@ No peer is trusted: `decode_block` checks every size against every other one bef
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from ..block_limits import DTYPES, MAX_RANK, dtype_name, padding
-from ..blocks import Array, Block, Component, Picked, Strings, buffers
+from ..blocks import Array, Block, Component, Picked, Strings, as_bytes, buffers
 from ..checksums import Checksum
 from ..delivery import End, EndOfSlice, EndOfTask, EndPending, Superseded, TaskFailed, TaskUnknown
 from ..errors import ProtocolError
@@ -135,7 +136,7 @@ def encode_block(
             continue
         values = component.values
         array = values.lengths if isinstance(values, Strings) else values
-        arrays = [frames.as_bytes(a) for a in buffers(component)]
+        arrays = [as_bytes(a) for a in buffers(component)]
         header.components.add(
             dtype="string" if isinstance(values, Strings) else dtype_name(array.dtype),
             shape=array.shape,
@@ -154,7 +155,7 @@ def encode_block(
         header.slab.number, header.slab.fresh = lent.slab, lent.descriptor is not None
         header.slab.keep_mapped = lent.keep_mapped
     else:
-        sent = [frames.as_bytes(a) for component in block.components for a in buffers(component)]
+        sent = [as_bytes(a) for component in block.components for a in buffers(component)]
         if pack is not None and (packed := pack(sent, size)) is not None:
             header.packed.codec, data = packed
             header.packed.bytes = len(data)
@@ -174,30 +175,37 @@ def decode_block(header: pb.Block, payload: frames.Bytes, peer: str) -> Block:
     components = []
     start = 0
     bundle = header.bundle if header.HasField("bundle") else None
-    try:
+    with _broken(header, peer):
         if header.count < 0:
-            raise _Broken(f"{header.count} elements")
+            raise codecs.Broken(f"{header.count} elements")
         for component in header.components:
             arrays = []
             for size in component.buffer_bytes:
                 if start + size > len(payload):
-                    raise _Broken(f"a payload of {len(payload)} bytes is too short")
+                    raise codecs.Broken(f"a payload of {len(payload)} bytes is too short")
                 arrays.append(payload[start : start + size])
                 start += size + padding(size)
             components.append(_decode_component(component, header.count, arrays))
         if start != len(payload):
-            raise _Broken(f"buffers of {start} bytes, but a payload of {len(payload)}")
+            raise codecs.Broken(f"buffers of {start} bytes, but a payload of {len(payload)}")
         block = Block(header.count, tuple(components), bundle, header.index, header.skipped)
         if header.HasField("checksum") and (found := _checksum(block)) != header.checksum:
-            raise _Broken(
+            raise codecs.Broken(
                 f"its elements have the checksum {found:08x}, and had {header.checksum:08x} when "
                 "they were sent: the network or a host's memory changes bytes"
             )
-    except _Broken as what:
+    return block
+
+
+@contextlib.contextmanager
+def _broken(header: pb.Block, peer: str) -> Iterator[None]:
+    """Says of which block `codecs.Broken` tells: raises ProtocolError."""
+    try:
+        yield
+    except codecs.Broken as what:
         raise ProtocolError(
             f"{peer} sent block {header.number} of task {header.task_id}, which is broken: {what}"
         ) from None
-    return block
 
 
 def _checksum(block: Block) -> int:
@@ -213,21 +221,11 @@ def unpack_payload(
 
     Raises ProtocolError.
     """
-    if header.packed.bytes > payload.size:
-        raise ProtocolError(
-            f"{peer} sent {payload.size} bytes of block {header.number} of task {header.task_id} "
-            f"and says that they are {header.packed.bytes}"
-        )
-    try:
+    with _broken(header, peer):
+        if header.packed.bytes > payload.size:
+            said = f"says that they are {header.packed.bytes}"
+            raise codecs.Broken(f"it has {payload.size} bytes, and {said}")
         codecs.unpack(header.packed.codec, payload[: header.packed.bytes].data, target)
-    except codecs.Unpackable as what:
-        raise ProtocolError(
-            f"{peer} sent block {header.number} of task {header.task_id}, which is broken: {what}"
-        ) from None
-
-
-class _Broken(Exception):
-    """A block is invalid; the message says how."""
 
 
 def _decode_component(header: pb.Component, count: int, arrays: list[frames.Bytes]) -> Component:
@@ -235,30 +233,30 @@ def _decode_component(header: pb.Component, count: int, arrays: list[frames.Byte
     varying = header.varying
     shape = tuple(header.shape)
     if len(arrays) != 1 + strings + varying:
-        raise _Broken(f"{len(arrays)} buffers for a component of dtype {header.dtype}")
+        raise codecs.Broken(f"{len(arrays)} buffers for a component of dtype {header.dtype}")
     if not 0 < len(shape) <= (1 if varying else MAX_RANK) or min(shape) < 0:
-        raise _Broken(f"the shape {shape}")
+        raise codecs.Broken(f"the shape {shape}")
     if not varying and shape[0] != count:
-        raise _Broken(f"the shape {shape} for {count} stacked elements")
+        raise codecs.Broken(f"the shape {shape} for {count} stacked elements")
     dtype = _INT64 if strings else DTYPES.get(header.dtype)
     if dtype is None:
-        raise _Broken(f"the dtype {header.dtype!r} is not known here")
+        raise codecs.Broken(f"the dtype {header.dtype!r} is not known here")
     array = _view(arrays[0], dtype, shape)
     values = _strings(array, arrays[1]) if strings else array
     if not varying:
         return Component(values)
     if not 0 <= header.rank <= MAX_RANK or (header.rank == 0 and count != shape[0]):
-        raise _Broken(f"the rank {header.rank} for {count} elements of {shape[0]} values")
+        raise codecs.Broken(f"the rank {header.rank} for {count} elements of {shape[0]} values")
     shapes = _view(arrays[-1], _INT64, (count, header.rank))
     # In float64, because a product of absurd sizes must not wrap around to the right one.
     with np.errstate(over="ignore", invalid="ignore"):
         total = np.prod(shapes, axis=1, dtype=np.float64).sum()
     if (shapes < 0).any() or total != shape[0]:
-        raise _Broken(f"shapes of {total:g} values, but {shape[0]} of them")
+        raise codecs.Broken(f"shapes of {total:g} values, but {shape[0]} of them")
     # NumPy refuses even arrays of no values if their other dimensions are too large.
     spanned = np.prod(np.where(shapes == 0, 1, shapes), axis=1, dtype=np.float64)
     if len(spanned) and spanned.max() * dtype.itemsize > MAX_SPANNED_BYTES:
-        raise _Broken(f"shapes with dimensions of up to {shapes.max()}")
+        raise codecs.Broken(f"shapes with dimensions of up to {shapes.max()}")
     return Component(values, shapes)
 
 
@@ -266,7 +264,7 @@ def _view(data: frames.Bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> A
     # NumPy refuses even arrays of no values if their other dimensions are too large.
     spanned = math.prod(filter(None, shape)) * dtype.itemsize
     if data.size != math.prod(shape) * dtype.itemsize or spanned > MAX_SPANNED_BYTES:
-        raise _Broken(f"{data.size} bytes for {dtype} of the shape {shape}")
+        raise codecs.Broken(f"{data.size} bytes for {dtype} of the shape {shape}")
     return data.view(dtype).reshape(shape)
 
 
@@ -274,5 +272,5 @@ def _strings(lengths: Array, data: frames.Bytes) -> Strings:
     # No length exceeds the whole, so their sum cannot wrap around either.
     fit = not lengths.size or (lengths.min() >= 0 and lengths.max() <= data.size)
     if not fit or lengths.sum() != data.size:
-        raise _Broken(f"lengths of strings that do not sum up to their {data.size} bytes")
+        raise codecs.Broken(f"lengths of strings that do not sum up to their {data.size} bytes")
     return Strings(lengths, data)

@@ -39,43 +39,30 @@ class Payloads:
         self, header: pb.Block, frame: frames.Frame, reader: frames.FrameReader
     ) -> frames.Bytes:
         """The payload of the block with this header. Raises ProtocolError, OSError."""
-        if header.HasField("packed"):
-            return self._unpacked(header, frame.payload, reader)
-        if header.HasField("slab"):
-            return self._borrowed(header, frame.payload, reader)
-        return frame.payload
-
-    def _borrowed(
-        self, header: pb.Block, payload: frames.Bytes, reader: frames.FrameReader
-    ) -> frames.Bytes:
-        if self._borrower is None:
-            raise ProtocolError(f"{reader.peer} lends memory over a connection that cannot")
-        size = payload_bytes(header)
-        if size > self._max_bytes or len(payload):
-            raise ProtocolError(
-                f"{reader.peer} lends {size} bytes, at most {self._max_bytes} are "
-                f"allowed here, and sends {len(payload)}"
-            )
-        if header.slab.fresh:
-            self.may_share = False  # if this fails: we may be out of descriptors
-            descriptor = reader.descriptor()
-            try:
-                again = header.slab.keep_mapped
-                self._borrower.learn(header.slab.number, descriptor, keep_mapped=again)
-            finally:
-                os.close(descriptor)
-            self.may_share = True
-        return self._borrower.borrow(header.slab.number, size)
-
-    def _unpacked(
-        self, header: pb.Block, packed: frames.Bytes, reader: frames.FrameReader
-    ) -> frames.Bytes:
+        if not (header.HasField("packed") or header.HasField("slab")):
+            return frame.payload
         size = payload_bytes(header)
         if size > self._max_bytes:
             raise ProtocolError(
-                f"{reader.peer} sent a block of {size} bytes, compressed; at most "
-                f"{self._max_bytes} are allowed here"
+                f"{reader.peer} has a block of {size} bytes, compressed or in shared memory; at "
+                f"most {self._max_bytes} are allowed here"
             )
-        payload = reader.memory(size)
-        unpack_payload(header, packed, payload, reader.peer)
-        return payload
+        if header.HasField("packed"):
+            payload = reader.memory(size)
+            unpack_payload(header, frame.payload, payload, reader.peer)
+            return payload
+        if self._borrower is None or len(frame.payload):
+            raise ProtocolError(
+                f"{reader.peer} lends memory over a connection that cannot, or sends "
+                f"{len(frame.payload)} bytes beside it"
+            )
+        slab = header.slab
+        if slab.fresh:
+            self.may_share = False  # if this fails: we may be out of descriptors
+            descriptor = reader.descriptor()
+            try:
+                self._borrower.learn(slab.number, descriptor, keep_mapped=slab.keep_mapped)
+            finally:
+                os.close(descriptor)
+            self.may_share = True
+        return self._borrower.borrow(slab.number, size)

@@ -1,5 +1,3 @@
 """Workers lease splits, run pipelines over them, and stream blocks to consumers."""
 
-from .options import WorkerOptions
-
-__all__ = ["WorkerOptions"]
+from .options import WorkerOptions as WorkerOptions

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows, source_size
@@ -45,24 +46,18 @@ waiting time, up to MOST_UNREAD_S."""
 MOST_UNREAD_S = 4.0
 
 
+@dataclass
 class _LeaseState:
     """State shared by the leases of all sources of a task."""
 
-    def __init__(
-        self,
-        task_id: int,
-        dispatcher: DispatcherClient,
-        processes: int,
-        span: Callable[[], AbstractContextManager[object]],
-        reports: LeaseReports,
-    ) -> None:
-        self.task_id = task_id
-        self.span = span
-        self.reports = reports
-        self.dispatcher = dispatcher
-        self.processes = processes
-        self.closed = threading.Event()
-        self.draining = threading.Event()
+    task_id: int
+    dispatcher: DispatcherClient
+    processes: int
+    span: Callable[[], AbstractContextManager[object]]
+    reports: LeaseReports
+
+    def __post_init__(self) -> None:
+        self.closed, self.draining = threading.Event(), threading.Event()
         self.cut_short = threading.Event()
         # Set once the task has a consumer, or once the feed pauses or closes.
         self.may_lease = threading.Event()

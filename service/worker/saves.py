@@ -118,6 +118,8 @@ class StreamWriter:
         self, stream: pb.Stream, uid: int, dispatcher: DispatcherClient, options: WorkerOptions
     ) -> None:
         self.key = _key(stream)
+        of_stream = dict(zip(("save_id", "stream", "assignment"), self.key, strict=True))
+        self._writer = {**of_stream, "worker_uid": uid}  # in requests
         self.names = stream.stream, stream.path
         self.completed = False  # the whole stream is written
         self.stream = stream
@@ -176,14 +178,7 @@ class StreamWriter:
     def report_end(self, code: str, message: str) -> None:
         if code:
             log.error("stream %d of %s failed: %s: %s", *self.names, code, message)
-        request = pb.EndStreamRequest(
-            save_id=self.stream.save_id,
-            stream=self.stream.stream,
-            worker_uid=self._uid,
-            assignment=self.stream.assignment,
-            code=code,
-            message=cut_error(message),
-        )
+        request = pb.EndStreamRequest(**self._writer, code=code, message=cut_error(message))
         try:
             self._dispatcher.call(request, pb.EndStreamResponse, closed=self.cancelled)
         except ForebayError as error:
@@ -244,20 +239,13 @@ class StreamWriter:
 
     def _commit(self, chunk: Chunk, name: str) -> None:
         chunk.close()
-        stream = self.stream
         with open(f"{self._directory}/{name}", "rb") as file:
             os.fsync(file.fileno())
         sync_directory(self._directory)
         if self.cancelled.is_set():
             raise Unavailable("this writer is cancelled")
         request = pb.CommitChunkRequest(
-            save_id=stream.save_id,
-            stream=stream.stream,
-            worker_uid=self._uid,
-            assignment=stream.assignment,
-            chunk=self._chunks,
-            elements=chunk.elements,
-            file=name,
+            **self._writer, chunk=self._chunks, elements=chunk.elements, file=name
         )
         self._dispatcher.call(request, pb.CommitChunkResponse, closed=self.cancelled)
         self._place(name, self._chunks, chunk.elements)

@@ -504,13 +504,16 @@ def test_keys_are_told_before_they_sign_and_expire(
 @pytest.mark.parametrize(
     ("content", "wrong"),
     [
-        ("grant = 3", "has no grant"),
+        ("grant = 3", "Expected `array`, got `int` - at "),
         ("[[grant", "is not TOML"),
-        ("[[grants]]\nto = ['x']", "has 'grants': it is a list of"),
-        ("[[grant]]\nto = ['x']\nroles = ['king']", "grant 1: 'king' is no role; use trainer"),
-        ("[[grant]]\nto = 'x'\nroles = ['viewer']", "to must be a list of strings, and is 'x'"),
-        ("[[grant]]\nto = ['x']\nroles = ['viewer']\njob = ['y']", "grant 1 has job: a grant has"),
-        ("[[grant]]\nto = ['x']\nroles = ['viewer']\nmax_jobs = -1", "max_jobs must be a number"),
+        ("[[grants]]\nto = ['x']", "is not a list of .* unknown field `grants`"),
+        ("[[grant]]\nto = ['x']\nroles = ['king']", "'king' is no role; use trainer"),
+        (
+            "[[grant]]\nto = 'x'\nroles = ['viewer']",
+            r"Expected `array`, got `str` - at `\$.grant\[0\].to`",
+        ),
+        ("[[grant]]\nto = ['x']\nroles = ['viewer']\njob = ['y']", "unknown field `job`"),
+        ("[[grant]]\nto = ['x']\nroles = ['viewer']\nmax_jobs = -1", "Expected `int` >= 0"),
     ],
 )
 def test_wrong_rules_are_refused(content: str, wrong: str, tmp_path: Path) -> None:
@@ -567,7 +570,7 @@ def test_new_rules_are_in_force_for_the_next_call_and_wrong_ones_are_not(
             rules.write_text(f"{granted}[[grant")
             wait_until(lambda: complains("is not TOML: Expected"))
             rules.write_text(granted.replace('"trainer"', '"king"'))
-            wait_until(lambda: complains("grant 1: 'king' is no role; use trainer"))
+            wait_until(lambda: complains("'king' is no role; use trainer"))
             rules.write_text(RULES)
             wait_until(lambda: not may_list())
             assert counted() - before == denied

@@ -26,7 +26,6 @@ from forebay.service.connections.dispatcher_client import SERVICE, DispatcherCli
 from forebay.service.connections.grpc_server import (
     bind,
     connect,
-    connect_async,
     generic_handler,
     is_listened_on,
     server_options,
@@ -218,7 +217,7 @@ def test_a_peers_requests_are_parsed_one_at_a_time() -> None:
         server = grpc.aio.server(handlers=[handler])
         address = bind(server, "localhost", 0)
         await server.start()
-        async with connect_async(address) as channel:
+        async with connect(address, is_async=True) as channel:
             call = channel.unary_unary("/a.B/C", None, None)
             await asyncio.gather(*(call(b"", timeout=60) for _ in peers))
         await server.stop(None)
@@ -523,7 +522,7 @@ def test_a_refused_request_is_freed_at_once(
         server.add_generic_rpc_handlers([generic_handler(SERVICE, methods)])
         address = bind(server, "127.0.0.1", 0)
         await server.start()
-        async with connect_async(address) as channel:
+        async with connect(address, is_async=True) as channel:
             call = channel.unary_unary(f"/{SERVICE}/GetStatus", None, None)
             for _ in range(5):
                 with pytest.raises(grpc.aio.AioRpcError):

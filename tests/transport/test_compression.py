@@ -19,7 +19,7 @@ from forebay.service.delivery import Cached, CachedOutput, EndOfTask, FirstComeO
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import codecs, compression, frames, messages
-from forebay.service.transport.codecs import CODECS, Unpackable, join, pack, unpack
+from forebay.service.transport.codecs import CODECS, Broken, join, pack, unpack
 from forebay.service.transport.compression import PERIOD, SAMPLE_BYTES, Packer
 
 from .peers import WELCOME, Consumer, Proxy, Saying, ScriptedWorker, only, started, whole
@@ -62,7 +62,7 @@ def test_a_wrong_size_is_noticed_and_nothing_is_written_beyond(codec: str, chang
     assert packed is not None
     memory = room(2 * MB + 64)
     target = memory[: MB + change]
-    with pytest.raises(Unpackable, match="decompress"):
+    with pytest.raises(Broken, match="decompress"):
         unpack(codec, memoryview(packed), target)
     assert (memory[target.size :] == 0xEE).all()
 
@@ -72,7 +72,7 @@ def test_every_cut_is_noticed(codec: str) -> None:
     packed = pack(codec, SMOOTH[:5000])
     assert packed is not None
     for size in range(len(packed)):
-        with pytest.raises(Unpackable):
+        with pytest.raises(Broken):
             unpack(codec, memoryview(packed)[:size], room(5000))
 
 
@@ -86,7 +86,7 @@ def test_garbage_decompresses_to_nothing_or_to_what_fits(codec: str) -> None:
         memory = room(6000)
         try:
             unpack(codec, memoryview(broken), memory[:5000])
-        except Unpackable:
+        except Broken:
             pass
         assert (memory[5000:] == 0xEE).all()
 
@@ -95,17 +95,17 @@ def test_a_zstd_frame_that_wants_much_memory_is_refused() -> None:
     parameters = zstandard.ZstdCompressionParameters(window_log=30, enable_ldm=True)
     compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     packed = compressor.compress(SMOOTH) + compressor.flush()
-    with pytest.raises(Unpackable):
+    with pytest.raises(Broken):
         unpack("zstd", memoryview(packed), room(MB - 1))
 
 
 def test_an_unknown_codec_is_refused() -> None:
-    with pytest.raises(Unpackable, match="'gzip', which nobody asked for"):
+    with pytest.raises(Broken, match="'gzip', which nobody asked for"):
         unpack("gzip", memoryview(b""), room(1))
 
 
 def test_lz4_of_more_than_it_can_hold() -> None:
-    with pytest.raises(Unpackable, match="which LZ4 cannot"):
+    with pytest.raises(Broken, match="which LZ4 cannot"):
         unpack("lz4", memoryview(b"abc"), np.broadcast_to(np.zeros(1, np.uint8), (1 << 31,)))
 
 

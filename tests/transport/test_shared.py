@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from forebay.service import block_limits
-from forebay.service.blocks import Block, Component
+from forebay.service.blocks import Block, Component, as_bytes
 from forebay.service.delivery import FirstComeOutput
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
@@ -47,7 +47,7 @@ class Pair:
 
     def send(self, *values: np.ndarray) -> frames.Bytes | None:
         """The values as the consumer gets them; None if no memory was free."""
-        buffers = [frames.as_bytes(v) for v in values]
+        buffers = [as_bytes(v) for v in values]
         size = sum(len(b) + block_limits.padding(len(b)) for b in buffers)
         lent = self.lender.lend(size, buffers)
         if lent is None:
@@ -253,7 +253,7 @@ class Chain:
         """What the process made, as the worker has it; and as it is sent on, with a descriptor."""
         values = block.components[0].values
         assert isinstance(values, np.ndarray)
-        lent = self.child.lend(values.nbytes, [frames.as_bytes(values)])
+        lent = self.child.lend(values.nbytes, [as_bytes(values)])
         assert lent is not None
         if lent.descriptor is not None:
             self.worker.learn(lent.slab, lent.descriptor)
@@ -381,4 +381,4 @@ def test_who_has_nothing_left_to_call_a_slab_by_is_sent_a_copy() -> None:
     block, (_, descriptor) = chain.send(large(1), lender)
     os.close(descriptor)
     assert block.loan is not None and lender.pass_on(block.loan) is None
-    assert lender.lend(MIB, [frames.as_bytes(np.zeros(MIB, np.uint8))]) is None
+    assert lender.lend(MIB, [as_bytes(np.zeros(MIB, np.uint8))]) is None
