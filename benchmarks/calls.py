@@ -33,7 +33,7 @@ Send = Callable[[bytes], bytes]
 def open_channel(address: str) -> grpc.Channel:
     """A channel that reconnects to a restarted dispatcher at once."""
     backoffs = ("initial", "min", "max")
-    return connect(
+    channel: grpc.Channel = connect(
         address,
         [
             ("grpc.max_receive_message_length", -1),
@@ -41,6 +41,7 @@ def open_channel(address: str) -> grpc.Channel:
             *((f"grpc.{which}_reconnect_backoff_ms", RECONNECT_MS) for which in backoffs),
         ],
     )
+    return channel
 
 
 def method(channel: grpc.Channel, name: str) -> Send:

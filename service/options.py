@@ -19,26 +19,10 @@ from .errors import InvalidArgument
 T = TypeVar("T")
 
 
-@dataclasses.dataclass(frozen=True)
-class Option:
-    """What an option is besides its name, type and default.
-
-    Values are from `least` to `most`, inclusive. By default `most` is a sensible maximum for the
-    unit. `off` is one more allowed value, which turns the feature off. `convert` converts a given
-    value, such as the command line's text, and raises InvalidArgument if it cannot.
-    """
-
-    help: str
-    least: float | None = None
-    most: float | None = None
-    off: float | None = None
-    convert: Callable[[Any], Any] | None = None
-
-
 def option(default: T, help: str, **more: Any) -> T:  # noqa: A002
     """A dataclass's field that is an option: `port: int = option(0, "…", least=0)`. `more` is what
-    `Option` has. One with the default dataclasses.MISSING is required."""
-    return dataclasses.field(default=default, metadata={"option": Option(help, **more)})
+    `Declared` has. One with the default dataclasses.MISSING is required."""
+    return dataclasses.field(default=default, metadata={"option": {"help": help, **more}})
 
 
 _YEAR_H = 365 * 24
@@ -50,42 +34,45 @@ MOST_THINGS = 10**9
 
 
 class Declared(NamedTuple):
-    """An option with the field that declares it. An option without a default is required."""
+    """An option.
+
+    Values are from `least` to `most`, inclusive. `off` is one more allowed value, which turns the
+    feature off. `convert` converts a given value, such as the command line's text, and raises
+    InvalidArgument if it cannot.
+    """
 
     name: str
     type: type
-    default: Any  # dataclasses.MISSING: none
-    option: Option
+    default: Any  # dataclasses.MISSING: it is required
+    most: float
+    help: str
+    least: float | None = None
+    off: float | None = None
+    convert: Callable[[Any], Any] | None = None
 
     @property
     def required(self) -> bool:
         return self.default is dataclasses.MISSING
 
     @property
-    def most(self) -> float:
-        unit = self.name.rpartition("_")[2]
-        return MOST.get(unit, MOST_THINGS) if self.option.most is None else self.option.most
-
-    @property
     def range(self) -> str:
         """The allowed range in words; "" if there are no bounds."""
-        least, off = self.option.least, self.option.off
+        least, off = self.least, self.off
         if least is None:
             return ""
         return f"{least} to {self.most}" if off is None else f"{off}, or {least} to {self.most}"
 
     def check(self, value: Any) -> Any:
         """The value to use; None stands for the default. Raises InvalidArgument."""
-        option = self.option
         if value is None and not self.required:
             return self.default
-        if option.convert is not None:
-            return option.convert(value)
+        if self.convert is not None:
+            return self.convert(value)
         wanted: Any = (int, float) if self.type is float else self.type
         if not isinstance(value, wanted) or (isinstance(value, bool) and self.type is not bool):
             raise InvalidArgument(f"{self.name}={value!r} must be of type {self.type.__name__}")
-        in_range = option.least is None or option.least <= value <= self.most
-        if not in_range and (option.off is None or value != option.off):
+        in_range = self.least is None or self.least <= value <= self.most
+        if not in_range and (self.off is None or value != self.off):
             raise InvalidArgument(f"{self.name}={value!r} is out of range; give {self.range}")
         return value
 
@@ -161,11 +148,13 @@ class ServerOptions:
 def options_of(options: type[ServerOptions]) -> tuple[Declared, ...]:
     """The options that a dataclass declares, in order."""
     hints = typing.get_type_hints(options)
-    return tuple(
-        Declared(field.name, hints[field.name], field.default, field.metadata["option"])
-        for field in dataclasses.fields(options)
-        if "option" in field.metadata
-    )
+    found = []
+    for field in dataclasses.fields(options):
+        if "option" in field.metadata:
+            most = {"most": MOST.get(field.name.rpartition("_")[2], MOST_THINGS)}
+            how = most | field.metadata["option"]
+            found.append(Declared(field.name, hints[field.name], field.default, **how))
+    return tuple(found)
 
 
 def flags(options: ServerOptions) -> list[str]:
@@ -183,10 +172,10 @@ def described(options: type[ServerOptions], names: Mapping[str, str] = {}) -> st
     """One line per option, for Python's help. `names` maps options to their names there."""
     lines = []
     for declared in options_of(options):
-        name, option = names.get(declared.name, declared.name), declared.option
+        name = names.get(declared.name, declared.name)
         default = f"default {declared.default!r}" if declared.default else ""
         facts = ", ".join(
             filter(None, ("required" if declared.required else default, declared.range))
         )
-        lines.append(f"    {name}: {option.help}" + (f" ({facts})" if facts else ""))
+        lines.append(f"    {name}: {declared.help}" + (f" ({facts})" if facts else ""))
     return "\n".join(lines)

@@ -105,7 +105,7 @@ class _Config:
         values = {}
         for name, declared in self.declared().items():
             value = self.given.get(name)
-            values[declared.name] = 1 if value == 0 and declared.option.least == 1 else value
+            values[declared.name] = 1 if value == 0 and declared.least == 1 else value
         return values
 
     @classmethod

@@ -26,6 +26,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -294,15 +295,15 @@ class Borrower:
         self._shared_with_children |= self._borrowed.keys()
 
 
+@dataclass(eq=False)
 class Loan:
     """A borrowed payload that may be passed on; it keeps the payload borrowed. Not thread-safe: a
     loan has one owner, who passes it on."""
 
-    def __init__(self, borrower: Borrower, slab: int, payload: Bytes, descriptor: int) -> None:
-        self.descriptor = descriptor  # of the slab; valid as long as the loan exists
-        self._borrower = borrower
-        self._slab = slab
-        self._payload = payload
+    _borrower: Borrower
+    _slab: int
+    _payload: Bytes
+    descriptor: int  # of the slab; valid as long as the loan exists
 
     def is_spare(self) -> bool:
         """Whether its lender can spare another slab."""

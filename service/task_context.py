@@ -101,20 +101,12 @@ RANKS = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
 
-TF_CONFIG_TYPES = {
-    "chief": "chief",
-    "master": "chief",  # its older name
-    "worker": "worker",
-    "ps": "ps",
-    "evaluator": "evaluator",
-}
-POOLS = {
-    "workerpool0": "chief",
-    "workerpool1": "worker",
-    "workerpool2": "ps",
-    "workerpool3": "evaluator",
-}
 TRAINING = ("chief", "worker")
+_KINDS = (*TRAINING, "ps", "evaluator")
+TF_CONFIG_TYPES = {"chief": "chief", "master": "chief"} | {kind: kind for kind in _KINDS}
+"""A chief's older name is master."""
+
+POOLS = {f"workerpool{number}": kind for number, kind in enumerate(_KINDS)}
 
 
 def context_of(

@@ -45,8 +45,8 @@ CASES = [
 
 def text_for(declared: Declared) -> str:
     """A value that is not the default, as one writes it on a command line."""
-    most = declared.option.most or 4711
-    plain = {bool: "true", int: str(most), float: str(most), str: "h:%port%"}
+    most = str(declared.most)
+    plain = {bool: "true", int: most, float: most, str: "h:%port%"}
     return OF_WORDS.get(declared.name) or plain[declared.type]
 
 
@@ -111,7 +111,7 @@ def test_none_is_the_default(command: str, served: list[ServerOptions]) -> None:
     assert dataclasses.asdict(configured(command, **nothing)) == plain
     assert told(served, command, *(f"--{k}={v}" for k, v in required.items())) == plain
     for declared in options_of(options):
-        if not declared.required and declared.option.convert is None:
+        if not declared.required and declared.convert is None:
             assert declared.check(declared.default) == declared.default
 
 
@@ -121,8 +121,8 @@ def test_what_is_said_of_each(command: str) -> None:
     shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "500"}).output
     for declared in options_of(COMMANDS[command]):
         name = config.NAMES.get(declared.name, declared.name)
-        assert f"    {name}: {declared.option.help}" in (config.__doc__ or "")
-        assert declared.option.help in shown
+        assert f"    {name}: {declared.help}" in (config.__doc__ or "")
+        assert declared.help in shown
 
 
 NUMBERS = [
@@ -140,7 +140,7 @@ def test_a_number_that_makes_no_sense_is_answered_with_the_range(
     required = [f"--{name}={value}" for name, value in REQUIRED[command].items()]
     flag = f"--{declared.name.replace('_', '-')}"
     wrongs = ["99999999999999999999", "-2", "-0.5" if declared.type is float else "-3"]
-    if declared.option.least != 0:
+    if declared.least != 0:
         wrongs.append("0")
     for wrong in wrongs:
         shown = CliRunner().invoke(app, [command, *required, f"{flag}={wrong}"])
@@ -149,7 +149,7 @@ def test_a_number_that_makes_no_sense_is_answered_with_the_range(
         assert flag in told
         assert f"is out of range; give {declared.range}" in told
     least, most = declared.range.removeprefix("-1, or ").split(" to ")
-    off = ["-1"] if declared.option.off is not None else []
+    off = ["-1"] if declared.off is not None else []
     for right in (*off, least, most):
         value = declared.type(right)
         assert declared.check(value) == value

@@ -89,7 +89,7 @@ def connects(run: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameter(declared: Declared) -> inspect.Parameter:
-    option, name = declared.option, declared.name
+    name, told = declared.name, declared.help
     is_plain = declared.type in (bool, int, float, str)
     flag = f"--{name.replace('_', '-')}"
     in_range = bool(declared.range)  # typer would say only the bound that is passed
@@ -98,8 +98,8 @@ def _parameter(declared: Declared) -> inspect.Parameter:
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=typer.Option(
-            default, flag, help=f"{option.help} ({declared.range})" if in_range else option.help,
-            callback=_allowed(declared) if in_range or declared.option.convert else None,
+            default, flag, help=f"{told} ({declared.range})" if in_range else told,
+            callback=_allowed(declared) if in_range or declared.convert else None,
         ),
         annotation=declared.type if is_plain else str | None,
     )  # fmt: skip

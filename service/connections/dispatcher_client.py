@@ -12,15 +12,14 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import random
 import re
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
 import grpc
-import tenacity
 from google.protobuf.message import Message
 
 from ...journal.proto import events_pb2 as ev
@@ -65,7 +64,9 @@ PROBE_S = 2.0
 """The least time between two probes of TLS."""
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 CALL_TIMEOUT_S = 10.0
-COMPLAIN_AFTER_S = 2.0  # total of the pauses between attempts
+COMPLAIN_AFTER_S = 2.0
+"""A call logs that it is repeated once the pauses between its attempts take so long together, again
+after twice as long, and at once if the journal is wrong."""
 SHORT_PATIENCE_S = 10.0
 
 Response = TypeVar("Response", bound=Message)
@@ -132,25 +133,8 @@ class DispatcherClient:
         """
         method = f"/{service}/{type(request).__name__.removesuffix('Request')}"
         closed = closed or self._closed
-        give_up: list[tenacity.stop.stop_base] = [tenacity.stop_when_event_set(closed)]
-        if patience_s is not None:
-            give_up.append(tenacity.stop_after_delay(patience_s))
-        refusals = _Refusals(self._membership in _accepted)
-        is_short = patience_s is not None and patience_s <= SHORT_PATIENCE_S
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(refusals.may_pass),
-            wait=tenacity.wait_combine(
-                refusals.pause_s, tenacity.wait_random_exponential(multiplier=0.02, max=0.3)
-            ),
-            stop=tenacity.stop_any(*give_up),
-            sleep=tenacity.sleep_using_event(closed),
-            # A caller with short patience soon gets the error itself.
-            before_sleep=None if is_short else _Complaint(method, self.addresses, self._note),
-            reraise=True,
-        )
         try:
-            answer: Response = retrying(self._attempt, method, request, response, timeout_s)
-            return answer
+            return self._call_again(method, request, response, timeout_s, patience_s, closed)
         except _ChannelReplaced as error:
             raise Unavailable("the connection to the dispatcher was closed") from error
         except grpc.RpcError as error:
@@ -174,6 +158,48 @@ class DispatcherClient:
                     f"version's: it does not know {method}; give a dispatcher's address"
                 ) from error
             raise error_of_status(code, details) from error
+
+    def _call_again(
+        self,
+        method: str,
+        request: Message,
+        response: type[Response],
+        timeout_s: float,
+        patience_s: float | None,
+        closed: threading.Event,
+    ) -> Response:
+        """Repeat the call until it is answered, or its error is to be raised."""
+        was_accepted = self._membership in _accepted  # a token of the same file, by the service
+        # A caller with short patience soon gets the error itself.
+        complains = patience_s is None or patience_s > SHORT_PATIENCE_S
+        complain_s = {True: COMPLAIN_AFTER_S, False: 0.0}  # by whether the dispatcher is away
+        begun_s, refused_s = time.monotonic(), math.inf
+        attempts, paused_s = 0, 0.0
+        while True:
+            try:
+                return self._attempt(method, request, response, timeout_s)
+            except (grpc.RpcError, _ChannelReplaced) as error:
+                code, now_s, pause_s = _code(error), time.monotonic(), 0.0
+                if not _is_temporary(error):
+                    refused_s = min(refused_s, now_s)
+                    is_refused = was_accepted and code is grpc.StatusCode.UNAUTHENTICATED
+                    if not is_refused or now_s >= refused_s + TOKEN_REPLACED_S:
+                        raise
+                    pause_s = CHECK_S  # the files are looked at once in so long
+                pause_s += random.uniform(0, min(0.02 * 2 ** min(attempts, 4), 0.3))
+                if closed.is_set() or (patience_s is not None and now_s >= begun_s + patience_s):
+                    raise
+                # Count only the pauses: an attempt itself may have waited long.
+                attempts, paused_s = attempts + 1, paused_s + pause_s
+                is_away = code is not grpc.StatusCode.ABORTED  # else its journal is wrong
+                if complains and paused_s > complain_s[is_away]:
+                    complain_s[is_away] = max(2 * paused_s, COMPLAIN_AFTER_S)
+                    details = error.details() if isinstance(error, grpc.RpcError) else error
+                    log.warning(
+                        "still trying to call %s at %s: %s%s",
+                        method, ",".join(self.addresses), details, self._note(),
+                    )  # fmt: skip
+                closed.wait(pause_s)
 
     def call_numbered(
         self,
@@ -360,48 +386,3 @@ def _is_temporary(error: BaseException) -> bool:
 
 _accepted: set[tuple[tuple[str, ...], Credentials | None]] = set()
 """The services that have answered this process, and with which credentials' files."""
-
-
-class _Refusals:
-    """Of the token of one call: whether the next attempt may do better."""
-
-    def __init__(self, was_accepted: bool) -> None:
-        """`was_accepted`: a token of the same file was, by the same service."""
-        self._was_accepted = was_accepted
-        self._first_s: float | None = None
-        self._pause_s = 0.0
-
-    def may_pass(self, error: BaseException) -> bool:
-        self._pause_s = 0.0
-        if _is_temporary(error):
-            return True
-        if not self._was_accepted or _code(error) is not grpc.StatusCode.UNAUTHENTICATED:
-            return False
-        self._pause_s = CHECK_S  # the files are looked at once in so long
-        now = time.monotonic()
-        self._first_s = now if self._first_s is None else self._first_s
-        return now < self._first_s + TOKEN_REPLACED_S
-
-    def pause_s(self, _: tenacity.RetryCallState) -> float:
-        """Before the next attempt, besides the usual pause."""
-        return self._pause_s
-
-
-class _Complaint:
-    """Logs that the dispatcher has long been unreachable, and at once that its journal is wrong.
-
-    Each is logged again after twice as long.
-    """
-
-    def __init__(self, method: str, addresses: list[str], note: Callable[[], str]) -> None:
-        self._what, self._note = f"{method} at {','.join(addresses)}", note
-        self._due_s = {True: COMPLAIN_AFTER_S, False: 0.0}  # by whether it is away
-
-    def __call__(self, state: tenacity.RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome else None
-        away = _code(error) is not grpc.StatusCode.ABORTED
-        # Count only the pauses: an attempt itself may have waited long.
-        if state.idle_for > self._due_s[away]:
-            self._due_s[away] = max(2 * state.idle_for, COMPLAIN_AFTER_S)
-            details = error.details() if isinstance(error, grpc.RpcError) else error
-            log.warning("still trying to call %s: %s%s", self._what, details, self._note())

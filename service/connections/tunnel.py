@@ -110,11 +110,9 @@ def open_tunnel(address: str, timeout_s: float) -> socket.socket:
             f"no tunnel through gRPC to {address}: this process was forked from one that had used "
             "gRPC; have it started another way (multiprocessing's spawn or forkserver)"
         )
-    ours, theirs = socket.socketpair()
-    tunnel = _Tunnel(address, ours)
-    end = _ConsumersEnd(theirs, tunnel)
+    tunnel = _Tunnel(address)
     if failure := tunnel.failure(timeout_s):
-        end.close()
+        tunnel.close()
         if failure.startswith("StatusCode.UNAUTHENTICATED"):
             raise Unauthenticated(f"no tunnel through gRPC to {address}: {failure}")
         fault = probe(address, own_credentials()) if "UNAVAILABLE" in failure else None
@@ -123,27 +121,15 @@ def open_tunnel(address: str, timeout_s: float) -> socket.socket:
         refused = "Connection refused" in failure
         kind = ConnectionRefusedError if refused else ConnectionError
         raise kind(f"no tunnel through gRPC to {address}: {failure}{proxy_note(address)}")
-    return end
+    return tunnel
 
 
-class _ConsumersEnd(socket.socket):
+class _Tunnel(socket.socket):
     """The consumer's end of the socket pair. `close` ends the tunnel and its threads."""
 
-    def __init__(self, end: socket.socket, tunnel: _Tunnel) -> None:
-        super().__init__(fileno=end.detach())
-        self._tunnel = tunnel
-
-    def close(self) -> None:
-        if self.fileno() >= 0:
-            _shut(self)
-            super().close()
-            self._tunnel.join()
-
-
-class _Tunnel:
-    """A consumer's side of the stream. `ours` is the tunnel's end of the socket pair."""
-
-    def __init__(self, address: str, ours: socket.socket) -> None:
+    def __init__(self, address: str) -> None:
+        ours, theirs = socket.socketpair()
+        super().__init__(fileno=theirs.detach())
         self._failure = "it does not answer"
         self._answered = threading.Event()
         credentials = own_credentials()
@@ -162,12 +148,13 @@ class _Tunnel:
         self._answered.wait(timeout_s)
         return self._failure
 
-    def join(self) -> None:
-        """Wait for the end after the other socket of the pair was closed, so that sent data can
-        still arrive; after _FAREWELL_S, force it."""
-        self._thread.join(_FAREWELL_S)
-        self._channel.close()
-        self._thread.join()
+    def close(self) -> None:
+        if self.fileno() >= 0:
+            _shut(self)
+            super().close()
+            self._thread.join(_FAREWELL_S)  # so that sent data can still arrive
+            self._channel.close()
+            self._thread.join()
 
     def _run(self, ours: socket.socket) -> None:
         if set(_OPEN) <= {tuple(item) for item in self._call.initial_metadata()}:

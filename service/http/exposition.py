@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any
 
 from prometheus_client import PlatformCollector, ProcessCollector
 from prometheus_client.exposition import choose_encoder
@@ -12,51 +15,35 @@ from prometheus_client.metrics_core import (
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.registry import Collector
 
 from .families import Buckets, Family, Measured
 
 _PROCESS = ProcessCollector(registry=None), PlatformCollector(registry=None)
 
 
+_KINDS: dict[str, Any] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
+
+
 def encode(samples: Iterable[Measured], accept: str) -> tuple[bytes, str]:
     """The samples, and those of this process, in the format that the header `Accept` prefers; and
     that format's content type."""
     encoder, content_type = choose_encoder(accept)
-    return encoder(_Collected([*collected(samples)])), content_type
+    metrics = [*collected(samples), *chain(*(each.collect() for each in _PROCESS))]
+    registry: Any = SimpleNamespace(collect=lambda: metrics)
+    return encoder(registry), content_type
 
 
 def collected(samples: Iterable[Measured]) -> Iterator[Metric]:
     """The samples as prometheus-client's own, each family once."""
-    by_family: dict[Family, list[Measured]] = {}
-    for sample in samples:
-        by_family.setdefault(sample.family, []).append(sample)
-    for family, its in by_family.items():
-        yield _metric(family, its)
-
-
-def _metric(family: Family, samples: list[Measured]) -> Metric:
-    name, text, labels = family.name, family.help, family.labels
-    if family.kind == "histogram":
-        histogram = HistogramMetricFamily(name, text, labels=labels)
-        for sample in samples:
-            assert isinstance(sample.value, Buckets)
-            histogram.add_metric(sample.labels, sample.value.cumulative, sample.value.sum)
-        return histogram
-    plain = (CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily)(
-        name, text, labels=labels
-    )
-    for sample in samples:
-        assert not isinstance(sample.value, Buckets)
-        plain.add_metric(sample.labels, sample.value)
-    return plain
-
-
-class _Collected(Collector):
-    def __init__(self, metrics: list[Metric]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterator[Metric]:
-        yield from self._metrics
-        for collector in _PROCESS:
-            yield from collector.collect()
+    metrics: dict[Family, Any] = {}
+    for family, value, labels in samples:
+        if family not in metrics:
+            kind = _KINDS[family.kind]
+            metrics[family] = kind(family.name, family.help, labels=family.labels)
+        of_value = value if isinstance(value, Buckets) else [value]  # buckets, and their sum
+        metrics[family].add_metric(labels, *of_value)
+    yield from metrics.values()

@@ -47,8 +47,8 @@ def open_http_thread(
     if options.http_port < 0:
         return None
     with needing(*_EXTRA):
-        from .server import HttpThread
-    thread = HttpThread(observed, credentials)
+        from .server import HttpServer, HttpThread
+    thread = HttpThread(HttpServer(observed, credentials))
     try:
         thread.start(options.host, options.http_port)
     except BaseException:

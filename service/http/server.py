@@ -258,13 +258,8 @@ class HttpServer:
 class HttpThread:
     """An HttpServer on an event loop of its own, in a thread."""
 
-    def __init__(
-        self,
-        observed: HealthAndMetrics,
-        credentials: Credentials | None,
-        may_see: Callable[[Identity], None] | None = None,
-    ) -> None:
-        self._server = HttpServer(observed, credentials, may_see)
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="forebay-http", daemon=True

@@ -31,7 +31,7 @@ from . import frames
 from .addresses import ConnectionRefused, WorkerAddresses
 from .budget import Share
 from .codecs import CODECS
-from .dial import CredentialRefused, OpenTunnel, WorkerRefused, dial, greet
+from .dial import CredentialRefused, OpenTunnel, dial, greet, refusal
 from .messages import VERSION, Key, decode_block, decode_end, parse
 from .outbox import Outbox
 from .payloads import Payloads
@@ -344,10 +344,8 @@ class BlockClient(WorkerClient):
                 if wanted:
                     self._deliver(*key, block)
                 return wanted
-            case "refused" if message.refused.broken:
-                raise ProtocolError(f"{peer} refused: {message.refused.reason}")
             case "refused":
-                raise WorkerRefused(f"{peer} refused: {message.refused.reason}")
+                raise refusal(message.refused, peer)
             case other:
                 ended = decode_end(message)
                 if ended is None:

@@ -103,11 +103,17 @@ def greet(sock: socket.socket, reader: frames.FrameReader, hello: pb.Hello) -> N
     if frame is None:
         raise ConnectionResetError(f"{reader.peer} closed the connection instead of a welcome")
     message = parse(frame, reader.peer)
-    if message.refused.unfit:
-        raise CredentialRefused(f"{reader.peer} refused: {message.refused.reason}")
-    if message.refused.broken:  # a newer credential may be accepted
-        raise ProtocolError(f"{reader.peer} refused: {message.refused.reason}")
-    if message.WhichOneof("message") == "refused":
-        raise WorkerRefused(f"{reader.peer} refused: {message.refused.reason}")
-    if message.WhichOneof("message") != "welcome":
+    if message.HasField("refused"):
+        raise refusal(message.refused, reader.peer)
+    if not message.HasField("welcome"):
         raise ProtocolError(f"{reader.peer} did not answer Hello with Welcome: {message}")
+
+
+def refusal(refused: pb.Refused, peer: str) -> ForebayError:
+    """The error that a worker's message is."""
+    kind: type[ForebayError] = WorkerRefused
+    if refused.unfit:
+        kind = CredentialRefused
+    elif refused.broken:  # a newer credential may be accepted
+        kind = ProtocolError
+    return kind(f"{peer} refused: {refused.reason}")

@@ -138,11 +138,9 @@ class LocalClient(WorkerClient):
                         if isinstance(end, EndPending):
                             self._deliver(task_id, subscription, end)
                         elif (task_id, subscription) in self._subscribed:
-                            self._subscribed.discard((task_id, subscription))
                             if subscription:
-                                self._worker.stop_reading(self._connection, task_id, subscription)
-                                with self._moving:
-                                    self._positions.pop((task_id, subscription), None)
+                                self.stop_task(task_id, subscription)
+                            self._subscribed.discard((task_id, subscription))
                             self._deliver(task_id, subscription, end)
                     case Refusal(text, _):
                         reason = text

@@ -109,29 +109,17 @@ def encode_block(
     message = pb.ToConsumer()
     header = message.block
     header.task_id, header.number, header.count = task_id, number, block.count
+    header.index, header.skipped, header.subscription = block.index, block.skipped, subscription
     if block.bundle is not None:
         header.bundle = block.bundle
-    if block.index:
-        header.index = block.index
-    if block.skipped:
-        header.skipped = block.skipped
-    if subscription:
-        header.subscription = subscription
     if checksum:
         header.checksum = _checksum(block)
     payload: list[memoryview | Picked] = []
     for component in block.components:
         # What was only chosen is copied once, to where it is sent from.
-        if (
-            lender is not None
-            and isinstance(component, Picked)
-            and (rows := component.rows) is not None
-        ):
-            header.components.add(
-                dtype=dtype_name(rows.dtype),
-                shape=(block.count, *rows.shape[1:]),
-                buffer_bytes=[component.nbytes],
-            )
+        if lender and isinstance(component, Picked) and (rows := component.rows) is not None:
+            shape, sizes = (block.count, *rows.shape[1:]), [component.nbytes]
+            header.components.add(dtype=dtype_name(rows.dtype), shape=shape, buffer_bytes=sizes)
             payload.append(component)
             continue
         values = component.values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..connections.admission import Denials
@@ -96,24 +97,16 @@ class Condition(NamedTuple):
     streams: int  # of saves that it writes
 
 
+@dataclass(frozen=True)
 class WorkerMetrics:
     """Implements `HealthAndMetrics` (service/http/server.py)."""
 
-    def __init__(
-        self,
-        tasks: RunningTasks,
-        consumers: TaskConsumers,
-        sessions: Sessions,
-        budget: MemoryBudget,
-        condition: Callable[[], Condition],
-        denials: Denials | None = None,
-    ) -> None:
-        self._tasks = tasks
-        self._consumers = consumers
-        self._sessions = sessions
-        self._budget = budget
-        self._condition = condition
-        self._denials = denials
+    _tasks: RunningTasks
+    _consumers: TaskConsumers
+    _sessions: Sessions
+    _budget: MemoryBudget
+    _condition: Callable[[], Condition]
+    _denials: Denials | None = None
 
     def unhealthy(self) -> str:
         return "the thread of its heartbeats has ended" if self._condition().has_failed else ""

@@ -19,6 +19,7 @@ import time
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import Any
 
 from .. import malloc, pipelines
 from ..connections.dispatcher_client import DispatcherClient
@@ -119,7 +120,7 @@ class StreamWriter:
     ) -> None:
         self.key = _key(stream)
         of_stream = dict(zip(("save_id", "stream", "assignment"), self.key, strict=True))
-        self._writer = {**of_stream, "worker_uid": uid}  # in requests
+        self._writer: dict[str, Any] = {**of_stream, "worker_uid": uid}  # in requests
         self.names = stream.stream, stream.path
         self.completed = False  # the whole stream is written
         self.stream = stream

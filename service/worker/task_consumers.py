@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import ForebayError
@@ -18,18 +19,16 @@ GONE_CHECK_S = 0.5
 """A draining worker asks the dispatcher this often whether disconnected consumers are gone."""
 
 
+@dataclass(frozen=True)
 class TaskConsumers:
     """The consumers of a worker's blocks, and the stock clients of its TfDataWorkerServicer."""
 
-    def __init__(
-        self, sessions: Sessions, servicer: TfDataWorkerServicer, dispatcher: DispatcherClient
-    ) -> None:
-        self._sessions = sessions
-        self._servicer = servicer
-        self._dispatcher = dispatcher
+    _sessions: Sessions
+    _servicer: TfDataWorkerServicer
+    _dispatcher: DispatcherClient
 
     def is_read(self, task_id: int) -> bool:
-        return task_id in self._sessions.read_tasks() or self._servicer.is_read(task_id)
+        return task_id in self.read_tasks()
 
     def read_tasks(self) -> set[int]:
         """The tasks for which `is_read` is true."""

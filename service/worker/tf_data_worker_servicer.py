@@ -64,19 +64,18 @@ class TfDataWorkerServicer:
             {
                 "GetElement": (self.get_element, pb.GetElementRequest, pb.GetElementResponse),
                 "GetWorkerTasks": (
-                    self.get_worker_tasks, pb.GetWorkerTasksRequest, pb.GetWorkerTasksResponse,
+                    lambda _: pb.GetWorkerTasksResponse(),
+                    *(pb.GetWorkerTasksRequest, pb.GetWorkerTasksResponse),
                 ),
-                "ProcessTask": (self.process_task, pb.ProcessTaskRequest, pb.ProcessTaskResponse),
+                "ProcessTask": (  # does nothing: the heartbeat lists the task, too
+                    lambda _: pb.ProcessTaskResponse(),
+                    *(pb.ProcessTaskRequest, pb.ProcessTaskResponse),
+                ),
             },
-        )  # fmt: skip
-
-    def is_read(self, task_id: int) -> bool:
-        """Whether a client has asked for the task's elements."""
-        with self._lock:
-            return task_id in self._elements
+        )
 
     def read_tasks(self) -> set[int]:
-        """The tasks for which `is_read` is true. Clients that left are not noticed here."""
+        """The tasks that clients have asked for. Clients that left are not noticed here."""
         with self._lock:
             return set(self._elements)
 
@@ -108,13 +107,6 @@ class TfDataWorkerServicer:
                 known = {i: e for i, e in self._elements.items() if self._runner_of(i) is e.runner}
                 self._elements = {**known, request.task_id: elements}
         return elements.get(request, is_awaited)
-
-    def get_worker_tasks(self, _: pb.GetWorkerTasksRequest) -> pb.GetWorkerTasksResponse:
-        return pb.GetWorkerTasksResponse()
-
-    def process_task(self, _: pb.ProcessTaskRequest) -> pb.ProcessTaskResponse:
-        """Does nothing: the heartbeat lists the task, too."""
-        return pb.ProcessTaskResponse()
 
 
 class _Elements(ABC):

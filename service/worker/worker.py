@@ -15,7 +15,7 @@ import secrets
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -26,8 +26,14 @@ from ..connections import tunnel
 from ..connections.admission import Admission
 from ..connections.credentials import credentials_of_server, is_loopback, serves_tensorflow
 from ..connections.data_keys import KnownKeys
-from ..connections.dispatcher_client import DispatcherClient
-from ..connections.grpc_server import advertised_address, bind, interceptors, server_options
+from ..connections.dispatcher_client import SERVICE, DispatcherClient
+from ..connections.grpc_server import (
+    advertised_address,
+    bind,
+    interceptors,
+    refusing_handler,
+    server_options,
+)
 from ..connections.protocols import GRPC, SERVED, TCP
 from ..connections.relay import mark_grpc_used
 from ..delivery import (
@@ -39,7 +45,7 @@ from ..delivery import (
     RoundsOutput,
     TaskOutput,
 )
-from ..errors import ForebayError, Unavailable
+from ..errors import ForebayError, InvalidArgument, Unavailable
 from ..fetched import fetched
 from ..findings import SMALL_BUDGET, is_small
 from ..http.opening import open_http_thread
@@ -47,11 +53,11 @@ from ..memory_limit import memory_limit
 from ..pipelines import PythonRules
 from ..platforms import require
 from ..proto import forebay_pb2 as pb
+from ..proto import tf_service_pb2 as tf
 from ..proto.metrics_pb2 import TaskMetrics
 from ..transport import MAX_AWAY_BYTES, BlockServer
-from . import losses, not_a_dispatcher
-from .bundle_reports import BundleReports
-from .bundle_tasks import BundleTask
+from . import losses
+from .bundle_tasks import BundleReports, BundleTask
 from .host import HostWatch
 from .idle import IdleTasks
 from .metrics import Condition, WorkerMetrics
@@ -149,7 +155,7 @@ class Worker:
             handlers=[
                 self._servicer.handlers(serves=serves_tensorflow(options, own)),
                 tunnel.handlers(self._blocks.serve, self._admission),
-                *not_a_dispatcher.handlers(options.dispatcher),
+                *dispatcher_handlers(options.dispatcher),
             ],
             interceptors=interceptors(self._admission),
             options=[*server_options(own, datasets=False), *tunnel.SERVER_OPTIONS],
@@ -411,6 +417,15 @@ class Worker:
         self.tasks.handle(Listed(response.worker_id, listed, read, time.monotonic()))
         self._streams.reconcile(response.streams, partial=response.streams_are_partial)
         self.tasks.forget_ended()
+
+
+def dispatcher_handlers(dispatcher: str) -> list[grpc.GenericRpcHandler[Any, Any]]:
+    """Every method of a dispatcher fails here, with the right address."""
+    error = InvalidArgument(
+        f"this address is a worker's; use the address of its dispatcher instead: {dispatcher}"
+    )
+    services = (SERVICE, pb), ("tensorflow.data.DispatcherService", tf)
+    return [refusing_handler(*each, error, is_async=False) for each in services]
 
 
 def may_run_python(options: WorkerOptions) -> bool:

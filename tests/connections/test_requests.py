@@ -38,7 +38,7 @@ from forebay.service.processes import ChildProcess, forebay, free_port
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import tf_service_pb2 as tf_pb
 from forebay.service.proto.metrics_pb2 import Metric, Metrics, TaskMetrics
-from forebay.service.worker.bundle_reports import MOST_REPORTED
+from forebay.service.worker.bundle_tasks import MOST_REPORTED
 
 from ..certificates import Authority
 

@@ -32,7 +32,7 @@ from forebay.service.errors import AddressInUse
 from forebay.service.http import acceptor, families, server
 from forebay.service.http.exposition import encode
 from forebay.service.http.families import Buckets, Family, Measured, Tallies
-from forebay.service.http.server import HttpThread
+from forebay.service.http.server import HttpServer, HttpThread
 from forebay.service.worker import metrics as of_workers
 from forebay.service.worker.options import WorkerOptions
 from forebay.service.worker.worker import Worker
@@ -96,7 +96,7 @@ def served(
 ) -> Iterator[tuple[Everything, int]]:
     observed = Everything()
     may_see = None if permissions is None else permissions.check_metrics
-    thread = HttpThread(observed, credentials, may_see)
+    thread = HttpThread(HttpServer(observed, credentials, may_see))
     thread.start("127.0.0.1", 0)
     try:
         yield observed, int(thread.address.rpartition(":")[2])

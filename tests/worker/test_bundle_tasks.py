@@ -27,8 +27,7 @@ from forebay.service.errors import MOST_TOLD, InvalidArgument, PipelineError
 from forebay.service.pipelines import PythonRules, SplitRange
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto.python_pb2 import PythonDataset
-from forebay.service.worker.bundle_reports import BundleReports
-from forebay.service.worker.bundle_tasks import BundleTask
+from forebay.service.worker.bundle_tasks import BundleReports, BundleTask
 from forebay.service.worker.read_errors import MOST_ERRORS, ReadErrors
 from forebay.service.worker.task_pipeline import Pipelines
 from forebay.service.worker.task_states import Ended

@@ -19,7 +19,7 @@ from forebay.service.connections.grpc_server import bind
 from forebay.service.delivery import ANY, TaskFailed, TaskOutput
 from forebay.service.errors import InvalidArgument, Unavailable, Unimplemented
 from forebay.service.proto import forebay_pb2 as pb
-from forebay.service.worker import WorkerOptions, not_a_dispatcher
+from forebay.service.worker import WorkerOptions
 from forebay.service.worker import worker as module
 from forebay.service.worker.saves import StreamWriter
 from forebay.service.worker.task_states import ABSENT, ENDED, RUNNING, Listed
@@ -122,7 +122,7 @@ def test_a_worker_whose_dispatcher_is_gone_says_goodbye_once(
 
 
 def test_a_client_that_calls_a_worker_as_a_dispatcher_is_told_so() -> None:
-    server = grpc.server(ThreadPoolExecutor(1), handlers=not_a_dispatcher.handlers("h:1"))
+    server = grpc.server(ThreadPoolExecutor(1), handlers=module.dispatcher_handlers("h:1"))
     address = bind(server, "127.0.0.1", 0)
     server.start()
     with DispatcherClient(address) as client:
