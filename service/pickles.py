@@ -90,7 +90,6 @@ def loads(*pickled: bytes) -> list[Any]:
 
 @contextmanager
 def _instead(**values: Any) -> Iterator[None]:
-    """Temporarily replace attributes of cloudpickle's module."""
     before = {name: getattr(internals, name) for name in values}
     vars(internals).update(values)
     try:
@@ -205,7 +204,6 @@ def _places(module: ModuleType) -> Sequence[str]:
 
 @functools.cache
 def _is_installed(name: str, place: str) -> bool:
-    """Whether a package manager has put the module there."""
     path = os.path.realpath(place)
     parts = path.split(os.sep)
     if {"site-packages", "dist-packages"} & set(parts) or path.startswith(_python_folders()):

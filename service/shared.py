@@ -249,7 +249,6 @@ class Borrower:
         self._slabs[slab] = memory
 
     def _mapping(self, file: tuple[int, int], descriptor: int, size: int) -> mmap.mmap:
-        """The file's mapping. Raises OSError."""
         memory = self._mappings.pop(file, None) or self._map_memory(descriptor, size)
         kept = sum(map(len, self._mappings.values()))
         for oldest in list(self._mappings):

@@ -199,7 +199,6 @@ def opaque_specs() -> Any:
 
 
 def _fields(spec: Any, path: str) -> dict[str, Any]:
-    """The fields of an extension type, in TensorFlow's order."""
     from tensorflow.python.framework import type_spec_registry
 
     name = spec.value_type.__name__

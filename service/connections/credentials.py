@@ -261,7 +261,6 @@ def _files_of(credentials: Credentials) -> Reloaded[LoadedCredentials]:
 
 
 def _load(credentials: Credentials) -> LoadedCredentials:
-    """Raises InvalidArgument, with the file and what to do."""
     ca = content_of(credentials.tls_ca, _CA)[0]
     chain = content_of(credentials.tls_cert, _CERT)[0] if credentials.tls_cert else b""
     key = content_of(credentials.tls_key, _KEY)[0] if credentials.tls_key else b""
@@ -335,7 +334,6 @@ def _context(protocol: int, credentials: Credentials, ca: bytes) -> ssl.SSLConte
 
 
 def _nobody() -> bytes:
-    """Nobody is there to ask for a passphrase."""
     raise ValueError("the key has a passphrase")
 
 

@@ -168,7 +168,6 @@ class DispatcherClient:
         patience_s: float | None,
         closed: threading.Event,
     ) -> Response:
-        """Repeat the call until it is answered, or its error is to be raised."""
         was_accepted = self._membership in _accepted  # a token of the same file, by the service
         # A caller with short patience soon gets the error itself.
         complains = patience_s is None or patience_s > SHORT_PATIENCE_S
@@ -253,7 +252,6 @@ class DispatcherClient:
         return answer
 
     def _note(self) -> str:
-        """What to say behind an error of a dispatcher that does not answer."""
         other = (
             " (something that listens there speaks no gRPC: give the dispatcher's --port, not its "
             "--http-port)"
@@ -370,7 +368,6 @@ class _ChannelReplaced(Exception):
 
 
 def _leader(error: grpc.RpcError) -> str:
-    """The leader's address in a standby's error; "" without one."""
     metadata: Any = error.trailing_metadata() or ()  # pairs
     return next((value for key, value in metadata if key == LEADER_KEY), "")
 

@@ -278,7 +278,6 @@ def _of_their_certificate(
 
 
 def _of_our_certificate(reason: str, peer: str, credentials: Credentials) -> str:
-    """What an alert of the peer means."""
     ours = credentials.tls_cert
     if "CERTIFICATE_REQUIRED" in reason or ("HANDSHAKE_FAILURE" in reason and not ours):
         return (

@@ -290,7 +290,6 @@ class HttpThread:
 
 
 def _is_this_host(host: str) -> bool:
-    """Whether a header names it so."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:

@@ -381,7 +381,6 @@ class BlockClient(WorkerClient):
             outbox.send_all()
 
     def _give_credit(self, at_once: bool = False) -> None:
-        """Send credit and acknowledgements, if they are worth a message."""
         credit = self._receiving.credit(at_once, self._outbox.connected)
         if credit is None:
             return

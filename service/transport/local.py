@@ -20,28 +20,19 @@ from .sending import Ended, Refusal, Sent
 from .sessions import Sessions
 from .worker_client import WorkerClient
 
-_running: dict[int, Sessions] = {}  # of this process, by the worker's uid
-at_fork(after_in_child=_running.clear)  # a child has none of their threads
-
-
-def offer(worker_uid: int, sessions: Sessions) -> None:
-    """Let consumers of this process read from the worker without a connection."""
-    _running[worker_uid] = sessions
-
-
-def withdraw(worker_uid: int) -> None:
-    """No longer let consumers of this process read from the worker. Idempotent."""
-    _running.pop(worker_uid, None)
+running: dict[int, Sessions] = {}
+"""Of this process, by the worker's uid: its consumers read from these without a connection."""
+at_fork(after_in_child=running.clear)  # a child has none of their threads
 
 
 def local_worker(uid: int) -> Sessions | None:
     """The sessions of a worker, or None if it does not run in this process."""
-    return _running.get(uid)
+    return running.get(uid)
 
 
 def has_local_workers() -> bool:
     """Whether any worker runs in this process."""
-    return bool(_running)
+    return bool(running)
 
 
 class LocalClient(WorkerClient):

@@ -169,7 +169,6 @@ class SendBuffer:
         return sent
 
     def _retain(self, size: int) -> None:
-        """So many bytes more are retained."""
         self.retained_bytes += size
         self._session.retained_bytes += size
 

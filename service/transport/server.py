@@ -130,7 +130,7 @@ class BlockServer:
     def start(self) -> None:
         """Serve consumers from a new thread, and those in this process."""
         self._thread.start()
-        local.offer(self._worker_uid, self.sessions)
+        local.running[self._worker_uid] = self.sessions
 
     def stop(self) -> None:
         """Tell the consumers, close all connections, and join all threads. Idempotent."""
@@ -142,7 +142,7 @@ class BlockServer:
             closing.close()
         with self._lock:
             handlers = list(self._handlers)
-        local.withdraw(self._worker_uid)
+        local.running.pop(self._worker_uid, None)
         self.sessions.refuse_all("the worker stops")
         deadline = time.monotonic() + _FAREWELL_S
         for handler in handlers:
@@ -217,8 +217,6 @@ class BlockServer:
 
 
 class _Handler:
-    """Handles one connection of one consumer."""
-
     def __init__(
         self,
         server: BlockServer,
@@ -332,7 +330,6 @@ class _Handler:
         self._server._rate_limited_log.warn("refused a connection: %s", error, kind=error.kind)
 
     def _admitted(self) -> Connection:
-        """The connection of a consumer that says who it is in time."""
         frames.set_timeout(self.socket, socket.SO_RCVTIMEO, _HANDSHAKE_S)
         if self._tls is not None:
             self._tls.handshake(_HANDSHAKE_S)

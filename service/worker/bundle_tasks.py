@@ -93,8 +93,8 @@ class BundleTask(WorkerTask):
         # Once: in a run's thread, `task.order` was another object than a message (protobuf 6.33).
         self._bundles, self._seed = task.order.bundles, task.order.seed
         self._sources: list[BundleSource] = []
-        self._live: dict[Run, list[int]] = {}  # of bundles; elements and bytes, of its thread
-        self._put = [0, 0]  # by runs that have ended
+        self._live: dict[Run, None] = {}  # of bundles
+        self._put = self._put_bytes = 0  # elements; their bytes
         self._lock = threading.Lock()  # guards these
         self._open = Stopwatch()  # while bundles can be run
 
@@ -110,11 +110,10 @@ class BundleTask(WorkerTask):
 
     def counts(self) -> dict[str, float]:
         # Of the seconds that its pipeline was open, each counts by the share of runs that worked.
-        elements, size = map(sum, zip(self._put, *self._live.copy().values(), strict=True))
         working_s = self.output.busy_s
         idle_s = max(0.0, self._open.seconds - working_s)
         times = {"working": working_s, "backpressured": idle_s}
-        return {"elements": elements, "bytes": size, **times}
+        return {"elements": self._put, "bytes": self._put_bytes, **times}
 
     # -- its threads ---------------------------------------------------------------------------
 
@@ -148,7 +147,6 @@ class BundleTask(WorkerTask):
                     )
 
     def _produce(self, run: BundleRun) -> None:
-        """Make a run's elements."""
         try:
             with self._begin(run) as made:
                 blocks = made.blocks()
@@ -158,9 +156,9 @@ class BundleTask(WorkerTask):
                             block = dataclasses.replace(block, bundle=run.number)
                         run.put(block)
                         self.pipeline.spans.end(block.count)
-                        put = self._live[made]
-                        put[0] += block.count
-                        put[1] += block.values_bytes
+                        with self._lock:
+                            self._put += block.count
+                            self._put_bytes += block.values_bytes
                     checksum = run.finish()
                     if checksum is not None:
                         self._reports.add(self.task.job_id, run.number, checksum, run.stop)
@@ -193,15 +191,14 @@ class BundleTask(WorkerTask):
         number = epoch * source.bundles + own  # as if the source were read by itself
         made = source.pipeline.bundle(splits, number=number, seed=self._seed, start=run.start)
         with self._lock:
-            self._live[made] = [0, 0]
+            self._live[made] = None
         try:
             if self.output.ended:  # before `cancel` could see it
                 made.cancel()
             yield made
         finally:
             with self._lock:
-                put = self._live.pop(made)
-                self._put = [self._put[0] + put[0], self._put[1] + put[1]]
+                del self._live[made]
 
     def _fail(self, run: BundleRun, code: str, message: str) -> None:
         try:

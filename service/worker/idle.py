@@ -175,7 +175,6 @@ class IdleTasks:
             self._forget_gone()
 
     def _cut_slow(self, now: float) -> None:
-        """Cut pipelines that take too long to finish for parking, or are too many."""
         being_parked = {i: r for i, (r, _) in self._idle.items() if r.is_being_parked()}
         self._parking = {i: self._parking.get(i, now) for i in being_parked}
         in_turn = sorted(self._parking, key=lambda i: self._parking[i], reverse=True)

@@ -439,7 +439,6 @@ def may_run_python(options: WorkerOptions) -> bool:
 def _output(
     task: pb.Task, options: WorkerOptions, listener: Listener | None, budget: MemoryBudget
 ) -> TaskOutput:
-    """The output that implements the delivery policy of the task's job."""
     if task.cross_trainer_cache:
         cache_bytes, ahead_bytes = options.cross_trainer_cache_size_bytes, options.output_bytes
         return CachedOutput(cache_bytes, listener, ahead_bytes=ahead_bytes, budget=budget)

@@ -30,7 +30,7 @@ from forebay.service.connections.grpc_server import bind, connect, interceptors,
 from forebay.service.connections.tls_socket import TlsSocket
 from forebay.service.errors import Unauthenticated, Unavailable
 from forebay.service.http.families import Measured
-from forebay.service.http.server import HttpThread
+from forebay.service.http.server import HttpServer, HttpThread
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import transfer_pb2 as wire
 from forebay.service.transport import frames, messages
@@ -111,7 +111,7 @@ def refused_by_http(
     closing: ExitStack, server: Credentials | None, client: Credentials | None
 ) -> str:
     """Why somebody cannot see a server's metrics."""
-    thread = HttpThread(Observed(), server)
+    thread = HttpThread(HttpServer(Observed(), server))
     closing.callback(thread.stop)
     thread.start("127.0.0.1", 0)
     port = int(thread.address.rpartition(":")[2])

@@ -265,7 +265,7 @@ def test_workers_on_the_hosts_of_trainers(
     client, kind = PAIRS[name]
     workers = stock if kind == "theirs" else service
     has_local_ones = client is workers
-    monkeypatch.setattr(local, "_running", {})
+    monkeypatch.setattr(local, "running", {})
     numbered, everything = count(40), [*range(40)]
     with contextlib.ExitStack() as stack:
         dispatcher = stack.enter_context(

@@ -532,7 +532,7 @@ def prepared(seed: int, scenario: Scenario, verbose: bool = False) -> Iterator[R
         stack.enter_context(
             replaced(concurrent.futures.thread, _threads_queues=WeakKeyDictionary())
         )
-        stack.enter_context(replaced(local, _running={}))
+        stack.enter_context(replaced(local, running={}))
         stack.enter_context(scaled(scenario))
         stack.enter_context(running(this))
         run = Run(this, scenario, directory, shared)
