@@ -319,8 +319,7 @@ def first_line(process: ChildProcess, what: str) -> tuple[str, threading.Thread]
 def _forward_log(process: ChildProcess) -> None:
     assert process.stderr is not None
     with process.stderr:
-        for line in process.stderr:
-            sys.stderr.write(line)
+        sys.stderr.writelines(process.stderr)
 
 
 class WorkerConfig(_Config):

@@ -78,14 +78,11 @@ class Admission:
 
     def of_token(self, given: str) -> Identity:
         """Raises Unauthenticated. Takes as long whichever token it is."""
-        found = None
-        for token in self.credentials.loaded().tokens:
-            if hmac.compare_digest(token.value.encode(), given.encode()):
-                found = Identity(
-                    "token", (token.name,), hashlib.sha256(token.value.encode()).digest()
-                )
-        if found is not None:
-            return found
+        tokens = self.credentials.loaded().tokens
+        known = [t for t in tokens if hmac.compare_digest(t.value.encode(), given.encode())]
+        if known:
+            digest = hashlib.sha256(known[-1].value.encode()).digest()
+            return Identity("token", (known[-1].name,), digest)
         what = "the token is not one that is known here" if given else "no token was sent"
         raise Unauthenticated(
             f"{what}: give the client the token's file (--token-file, {VARIABLES['token_file']}, "

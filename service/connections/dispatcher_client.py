@@ -265,9 +265,8 @@ class DispatcherClient:
             return ""
         if time.monotonic() < self._probe_at:
             return "" if sure else self._fault
-        fault = probe(address, self._credentials)
+        what, times = probe(address, self._credentials)
         self._probe_at = time.monotonic() + PROBE_S
-        what, times = fault or ("", 0)
         self._found = self._found + 1 if what == self._fault else 1
         self._fault = what
         return "" if sure and not 0 < times <= self._found else what

@@ -14,7 +14,7 @@ import ssl
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import InvalidArgument
 from .admission import Identity, of_certificate
@@ -34,7 +34,7 @@ class TlsError(ConnectionError):
     """The peer has no TLS or no valid certificate, or refuses ours. Says what to do."""
 
     kind = ""
-    """Of few values: what is wrong."""
+    """What is wrong, in OpenSSL's words, which are few."""
 
 
 class PlainPeer(TlsError):
@@ -43,14 +43,6 @@ class PlainPeer(TlsError):
 
 class ClosedEarly(TlsError):
     """The peer closed the connection in the handshake, perhaps because it ends or starts."""
-
-
-class TlsFault(NamedTuple):
-    """What `probe` has found."""
-
-    what: str  # and what to do
-    times: int
-    """How often it must be found in a row before it is believed; 0: it may always pass."""
 
 
 class TlsSocket(socket.socket):
@@ -214,28 +206,24 @@ class TlsSocket(socket.socket):
         )
 
     def _explained(self, error: ssl.SSLError) -> TlsError:
-        cls = PlainPeer if is_plain(error) else TlsError
-        told = cls(explain(error, self._peer, self._credentials, is_server=self._is_server))
-        told.kind = kind_of(error)
-        return told
+        return explained(error, self._peer, self._credentials, is_server=self._is_server)
 
 
-def is_plain(error: ssl.SSLError) -> bool:
-    """Whether the peer does not speak TLS."""
-    return error.reason in _PLAIN_TO_TLS
+def explained(
+    error: ssl.SSLError, peer: str, credentials: Credentials, *, is_server: bool
+) -> TlsError:
+    """The error with what went wrong with TLS, and what to do about it."""
+    cls = PlainPeer if error.reason in _PLAIN_TO_TLS else TlsError
+    told = cls(_explanation(error, peer, credentials, is_server))
+    told.kind = f"{error.reason} {getattr(error, 'verify_code', '')}"
+    return told
 
 
-def kind_of(error: ssl.SSLError) -> str:
-    """What is wrong with the peer's TLS, in one of OpenSSL's words."""
-    return f"{error.reason} {getattr(error, 'verify_code', '')}"
-
-
-def explain(error: ssl.SSLError, peer: str, credentials: Credentials, *, is_server: bool) -> str:
-    """What went wrong with TLS, and what to do about it."""
+def _explanation(error: ssl.SSLError, peer: str, credentials: Credentials, is_server: bool) -> str:
     reason = error.reason or ""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _of_their_certificate(error, peer, credentials)
-    if is_plain(error):
+    if reason in _PLAIN_TO_TLS:
         if is_server:
             return (
                 f"{peer} does not speak TLS, and this server does: give it credentials "
@@ -294,9 +282,10 @@ def _of_our_certificate(reason: str, peer: str, credentials: Credentials) -> str
     return f"{peer} does not accept the certificate {ours or 'of this process'}: {what}"
 
 
-def probe(address: str, credentials: Credentials | None, timeout_s: float = 2.0) -> TlsFault | None:
-    """Why TLS fails with the server at "host:port"; None if it does not, or if the server does not
-    answer. For errors of gRPC, which do not say it."""
+def probe(address: str, credentials: Credentials | None, timeout_s: float = 2.0) -> tuple[str, int]:
+    """Why TLS fails with the server at "host:port", and what to do; "" if it does not, or if the
+    server does not answer. And how often this must be found in a row before it is believed; 0: it
+    may always pass. For errors of gRPC, which do not say it."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     peer = f"the server at {address}"
@@ -304,7 +293,7 @@ def probe(address: str, credentials: Credentials | None, timeout_s: float = 2.0)
         with socket.create_connection((host, int(port)), timeout_s) as sock:
             sock.settimeout(timeout_s)
             if credentials is None:
-                return TlsFault(told, 1) if (told := _wants_tls(sock, peer)) else None
+                return _wants_tls(sock, peer), 1
             context = client_context(credentials)
             context.set_alpn_protocols(["h2"])
             with TlsSocket(sock, credentials, server_name=host, peer=peer, context=context) as tls:
@@ -316,15 +305,15 @@ def probe(address: str, credentials: Credentials | None, timeout_s: float = 2.0)
                 )
                 with contextlib.suppress(ConnectionResetError):
                     if tls.recv_into(bytearray(1)):
-                        return None
+                        return "", 0
                 # gRPC's servers do not say why.
-                return TlsFault(_of_closed(peer, credentials), 2)
+                return _of_closed(peer, credentials), 2
     except ClosedEarly as error:
-        return TlsFault(str(error), 0)
+        return str(error), 0
     except TlsError as error:
-        return TlsFault(str(error), 1)
+        return str(error), 1
     except (OSError, InvalidArgument):  # such as a file that is just being replaced
-        return None
+        return "", 0
 
 
 def _of_closed(peer: str, credentials: Credentials) -> str:

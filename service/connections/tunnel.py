@@ -115,9 +115,9 @@ def open_tunnel(address: str, timeout_s: float) -> socket.socket:
         tunnel.close()
         if failure.startswith("StatusCode.UNAUTHENTICATED"):
             raise Unauthenticated(f"no tunnel through gRPC to {address}: {failure}")
-        fault = probe(address, own_credentials()) if "UNAVAILABLE" in failure else None
-        if fault is not None and fault.times:
-            raise TlsError(f"no tunnel through gRPC to {address}: {fault.what}")
+        fault, times = probe(address, own_credentials()) if "UNAVAILABLE" in failure else ("", 0)
+        if fault and times:
+            raise TlsError(f"no tunnel through gRPC to {address}: {fault}")
         refused = "Connection refused" in failure
         kind = ConnectionRefusedError if refused else ConnectionError
         raise kind(f"no tunnel through gRPC to {address}: {failure}{proxy_note(address)}")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ..connections.credentials import Credentials
-from ..connections.tls_socket import explain, kind_of
+from ..connections.tls_socket import explained
 from ..rate_limited_log import RateLimitedLog
 
 MOST = 256
@@ -141,8 +141,8 @@ class Acceptor:
             connection.sock.close()
             why, kind = str(error) or "it hung up", type(error).__name__
             if self._credentials is not None and isinstance(error, ssl.SSLError):
-                why = explain(error, connection.host, self._credentials, is_server=True)
-                kind = kind_of(error)
+                told = explained(error, connection.host, self._credentials, is_server=True)
+                why, kind = str(told), told.kind
             self._rate_limited_log.warn(
                 "cannot serve a connection of %s: %s", connection.host, why, kind=kind
             )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .addresses import ConnectionRefused as ConnectionRefused
 from .budget import ElementBudget as ElementBudget
 from .client import BlockClient as BlockClient
+from .dial import ConnectionRefused as ConnectionRefused
 from .dial import WorkerRefused as WorkerRefused
 from .local import LocalClient as LocalClient
 from .local import has_local_workers as has_local_workers

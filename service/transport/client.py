@@ -28,13 +28,19 @@ from ..errors import ForebayError, ProtocolError, Unauthenticated
 from ..proto import transfer_pb2 as pb
 from ..shared import MapMemory
 from . import frames
-from .addresses import ConnectionRefused, WorkerAddresses
 from .budget import Share
 from .codecs import CODECS
-from .dial import CredentialRefused, OpenTunnel, dial, greet, refusal
-from .messages import VERSION, Key, decode_block, decode_end, parse
+from .dial import (
+    ConnectionRefused,
+    CredentialRefused,
+    OpenTunnel,
+    WorkerAddresses,
+    dial,
+    greet,
+    refusal,
+)
+from .messages import VERSION, Key, Payloads, decode_block, decode_end, parse
 from .outbox import Outbox
-from .payloads import Payloads
 from .receiving import Receiving
 from .worker_client import WorkerClient
 

@@ -1,14 +1,17 @@
-"""Opens a data connection: connects a socket to the worker, and exchanges Hello and Welcome."""
+"""Opens a data connection: connects a socket to the worker, at the first of its addresses that
+answers, and exchanges Hello and Welcome."""
 
 from __future__ import annotations
 
+import enum
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from ..connections.credentials import Credentials, own_credentials
-from ..connections.protocols import GRPC, TCP
+from ..connections.protocols import GRPC, TCP, UNIX
 from ..connections.tls_socket import TlsSocket
 from ..errors import ForebayError, ProtocolError, Unauthenticated
 from ..proto import transfer_pb2 as pb
@@ -19,6 +22,8 @@ OpenTunnel = Callable[[str, float], socket.socket]
 """Takes a worker's gRPC address and a timeout in seconds; returns a connected socket. Raises
 OSError, Unauthenticated."""
 
+
+Opened = TypeVar("Opened")
 
 UCRED = struct.Struct("3i")
 """Process, user and group: Linux's struct ucred."""
@@ -31,6 +36,70 @@ class WorkerRefused(ForebayError):
 class CredentialRefused(ProtocolError):
     """The worker says that it does not know this peer, or that the credential is unfit: none of
     this consumer and peer."""
+
+
+class ConnectionRefused(enum.Enum):
+    """A worker's address refuses connections."""
+
+    ONCE_CONNECTED = enum.auto()  # so its process has ended
+    NEVER_CONNECTED = enum.auto()  # a firewall or another host may refuse
+
+
+class WorkerAddresses:
+    """The addresses of one worker, the best first. For one thread at a time."""
+
+    def __init__(
+        self,
+        addresses: Sequence[tuple[str, str]],
+        *,
+        with_grpc: bool,
+        refused: Callable[[ConnectionRefused | None], None],
+    ) -> None:
+        """`addresses` are pairs of a protocol and an address; unknown protocols are skipped.
+
+        Calls `refused` when nobody listens at the worker's address, and with None once a process
+        listens there again. Raises ValueError if no address is left.
+        """
+        usable = (UNIX, TCP, GRPC) if with_grpc else (UNIX, TCP)
+        self._addresses = [a for a in addresses if a[0] in usable]
+        if not self._addresses:
+            raise ValueError(f"none of the worker's addresses can be used here: {addresses}")
+        self.answered: tuple[str, str] | None = None  # the address where the worker last did
+        self.refuse = False  # whether the last attempt to connect was refused
+        self._report = refused
+        self._reported: ConnectionRefused | None = None
+
+    def connect(self, connect_to: Callable[[str, str], Opened]) -> Opened:
+        """What `connect_to(protocol, address)` returns for the first address that answers.
+
+        Raises ConnectionError if all raise OSError.
+        """
+        errors, refusals = [], []
+        for protocol, address in self._addresses:
+            try:
+                connection = connect_to(protocol, address)
+            except OSError as error:
+                errors.append(f"{protocol} {address}: {error}")
+                refused = isinstance(error, ConnectionRefusedError)
+                if refused and (protocol, address) == self.answered:
+                    # Report it now: the other addresses may take long to fail.
+                    self._report_change(ConnectionRefused.ONCE_CONNECTED)
+                if protocol != UNIX or len(self._addresses) == 1:  # Unix names are local to a host
+                    refusals.append(refused)
+            else:
+                self.answered = protocol, address
+                self.refuse = False
+                self._report_change(None)
+                return connection
+        self.refuse = refusals[:1] == [True]
+        if self.refuse and self.answered is None:
+            self._report_change(ConnectionRefused.NEVER_CONNECTED)
+        raise ConnectionError("; ".join(errors))
+
+    def _report_change(self, refused: ConnectionRefused | None) -> None:
+        if refused != self._reported:
+            self._reported = refused
+            self._report(refused)
 
 
 def dial(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass
+from functools import partial
 from typing import cast
 
 from ..address_forms import MAX_PORT, checked_address, parse_service
@@ -17,10 +18,6 @@ def _some_dispatcher(address: str) -> str:
         raise InvalidArgument("the dispatcher's address is empty; give its HOST:PORT")
     parse_service(address)
     return address
-
-
-def _served_protocol(name: str) -> str | None:
-    return transfer_protocol(name, SERVED)
 
 
 def _data_address(address: str) -> str:
@@ -66,7 +63,7 @@ class WorkerOptions(ServerOptions):
     data_transfer_protocol: str | None = option(
         None,
         "The only transport to offer: unix, tcp or grpc. By default, all of them.",
-        convert=_served_protocol,
+        convert=partial(transfer_protocol, known=SERVED),
     )
     tags: tuple[str, ...] = option(
         (),

@@ -435,4 +435,4 @@ def test_wrong_sizes_break_the_protocol() -> None:
     header = pb.Block(task_id=TASK, number=1, count=1)
     header.packed.codec, header.packed.bytes = "zstd", 65
     with pytest.raises(ProtocolError):
-        messages.unpack_payload(header, np.zeros(64, np.uint8), np.zeros(64, np.uint8), "the peer")
+        messages._unpack(header, np.zeros(64, np.uint8), np.zeros(64, np.uint8), "the peer")

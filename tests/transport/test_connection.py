@@ -30,7 +30,7 @@ from forebay.service.delivery import (
 from forebay.service.errors import AddressInUse
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockClient, BlockServer, ConnectionRefused, frames
-from forebay.service.transport.addresses import WorkerAddresses
+from forebay.service.transport.dial import WorkerAddresses
 from forebay.service.transport.sessions import Sessions
 
 from ..standbys import wait_until
