@@ -100,19 +100,20 @@ def make(directory: str) -> None:
         ) from error
 
 
-def write(path: str, data: bytes, *, replace: bool = True) -> None:
-    """Write a file atomically; `replace` is as in NewFile.publish. Raises Unavailable."""
+def write(path: str, data: bytes) -> None:
+    """Write a file as `NewFile.publish` does. Raises Unavailable."""
     directory, _, name = path.rpartition("/")
     with NewFile(directory) as new:
         new.write(data)
-        new.publish(name, replace=replace)
+        new.publish(name)
 
 
-def write_if_changed(path: str, data: bytes) -> None:
+def replace(path: str, data: bytes) -> None:
     """Write the file, unless it has this content. Raises Unavailable."""
     with contextlib.suppress(NotFound):
         if read(path) == data:
             return
+        delete([path])
     write(path, data)
 
 
@@ -132,19 +133,12 @@ class NewFile:
         """Raises Unavailable."""
         _asked(lambda: self._file.write(data), self._directory)
 
-    def publish(self, name: str, *, replace: bool = True) -> None:
-        """Rename the complete file to `name`, replacing an existing file.
-
-        Without `replace`, an existing file stays, and this one is discarded. That is atomic between
-        concurrent writers only on local file systems with links.
-
-        Raises Unavailable.
-        """
+    def publish(self, name: str) -> None:
+        """Rename the complete file to `name`. An existing file stays, and this one is discarded:
+        that is atomic between concurrent writers only on local file systems with links. Raises
+        Unavailable."""
         path = f"{self._directory}/{name}"
         _asked(self._close, self._directory)
-        if replace:
-            _asked(lambda: self._rename(path), path)
-            return
         try:
             _asked(lambda: self._claim(path), path)
         except Unavailable:
@@ -164,16 +158,12 @@ class NewFile:
                 with contextlib.suppress(FileExistsError):
                     os.link(self._path, path)
                 return
-        if not _exists(path):
-            self._rename(path)
-
-    def _rename(self, path: str) -> None:
-        if not is_remote(path):
-            os.replace(self._path, path)
+        if _exists(path):
             return
-        if _beam().exists(path):  # some stores refuse to replace it
-            _beam().delete([path])
-        _beam().rename([self._path], [path])
+        if is_remote(path):
+            _beam().rename([self._path], [path])
+        else:
+            os.replace(self._path, path)
 
     def __enter__(self) -> Self:
         return self

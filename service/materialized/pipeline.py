@@ -133,7 +133,7 @@ class WriteShard(beam.DoFn):  # type: ignore[misc]
                         elements, size = elements + 1, size + len(data)
                         checksum = google_crc32c.extend(checksum, data)
                 name = plan.shard_name(number, elements, size, checksum)
-                new.publish(name, replace=False)
+                new.publish(name)
         except Exception as error:
             said = str(error) if isinstance(error, ForebayError) else repr(error)
             # RuntimeError, because every runner can report it.

@@ -91,7 +91,7 @@ def materialize(
     plan = read_plan(directory) or _begun(directory, wanted)
     _require_same(directory, plan, wanted, shards)
     data = dataset.SerializeToString(deterministic=True)
-    files.write_if_changed(f"{directory}/{plan.dataset_name}", data)
+    files.replace(f"{directory}/{plan.dataset_name}", data)
     left_over = [*files.listed(directory, files.TEMPORARY)]  # of attempts that were killed
     there = shards_in(directory, plan, verify=verify)
     for name in there.broken:
@@ -193,7 +193,7 @@ def _begun(directory: str, wanted: Plan) -> Plan:
     """Write the plan, unless another run was faster; returns the directory's plan."""
     files.make(directory)
     path = f"{directory}/{PLAN}"
-    files.write(path, wanted.encode(), replace=False)
+    files.write(path, wanted.encode())
     return Plan.decode(files.read(path), path)
 
 

@@ -29,7 +29,7 @@ def test_a_file_is_there_whole_or_not(directory: str) -> None:
         files.read(f"{directory}/a")
     files.make(directory)
     for data in (b"first", b"other one"):
-        files.write(f"{directory}/a", data)
+        files.replace(f"{directory}/a", data)
         assert files.read(f"{directory}/a") == data
         assert files.listed(directory) == {"a": len(data)}
     with files.NewFile(directory) as new:
@@ -60,16 +60,16 @@ def test_the_first_to_have_a_name_keeps_it(directory: str) -> None:
         for new, data in ((first, b"first"), (late, b"late"), (deleted, b"deleted")):
             new.write(data)
         names = [f"{directory}/{name}" for name in files.listed(directory, files.TEMPORARY)]
-        first.publish("a", replace=False)
-        late.publish("a", replace=False)
+        first.publish("a")
+        late.publish("a")
         files.delete(names)  # what another run may do that was faster
-        deleted.publish("a", replace=False)
+        deleted.publish("a")
     assert files.read(f"{directory}/a") == b"first"
     assert files.listed(directory) == {"a": 5}
     with files.NewFile(directory) as lost:
         files.delete(f"{directory}/{name}" for name in files.listed(directory, files.TEMPORARY))
         with pytest.raises(Unavailable, match="the file system of"):
-            lost.publish("b", replace=False)
+            lost.publish("b")
 
 
 def test_nothing_is_left_where_no_space_is(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from . import record_index
-from .arrow_types import columns_of, pyarrow, wanted, without_nulls
+from .arrow_types import ArrowColumn, columns_of, pyarrow, wanted, without_nulls
 from .byte_sources import ByteSource
 from .formats import WRONG, Damaged, Facts, Format, Options, dict_of, read_at
 from .row_groups import RowGroups, facts_of
@@ -77,43 +77,47 @@ def _header(message: bytes) -> tuple[int, int, int, int]:
     return kind, body, rows, int(found[1::2].sum())
 
 
-class _Messages:
-    """An open file with its index."""
+class ArrowRows(RowGroups):
+    """An open file of record batches, with its index."""
 
     def __init__(self, source: ByteSource, options: Options) -> None:
-        """Raises Damaged, OSError."""
-        self.file, self._source = record_index.indexed(source, options, _walk), source
-        self._arrow = pyarrow(source.path)
-        said = np.frombuffer(self.file.said(), "<i8").reshape(-1, 3)
-        self._offsets = self.file.offsets(0, len(said) + 1)
-        kinds = said[:, 0]
-        self._dictionaries, batches = np.flatnonzero(kinds == _DICTIONARY), kinds == _BATCH
-        self._places, self.rows = np.flatnonzero(batches), said[batches, 1]
-        self.doubtful = np.flatnonzero(said[batches, 2] + len(self._dictionaries))
-        """Batches that may have nulls."""
-        if kinds[:1].tolist() != [_SCHEMA]:
-            raise Damaged(f"it does not begin with a schema. {_END}")
-        self._before = 0, self._bytes(0)  # so many dictionaries, and these behind the schema
-        self.schema = self._stream(self._before[1]).schema
-
-    def range_of(self, batch: int) -> tuple[int, int]:
-        place = self._places[batch]
-        return self._offsets[place], self._offsets[place + 1]
+        """Raises Damaged, InvalidArgument, OSError."""
+        self._source, self._arrow = source, pyarrow(source.path)
+        self.index = record_index.indexed(source, options, _walk)
+        with contextlib.ExitStack() as undone:
+            undone.callback(self.index.close)
+            said = np.frombuffer(self.index.said(), "<i8").reshape(-1, 3)
+            self._offsets, kinds = self.index.offsets(0, len(said) + 1), said[:, 0]
+            self._dictionaries, batches = np.flatnonzero(kinds == _DICTIONARY), kinds == _BATCH
+            self._places, self.rows = np.flatnonzero(batches), said[batches, 1].tolist()
+            self.doubtful = np.flatnonzero(said[batches, 2] + len(self._dictionaries)).tolist()
+            """Batches that may have nulls."""
+            if kinds[:1].tolist() != [_SCHEMA]:
+                raise Damaged(f"it does not begin with a schema. {_END}")
+            self._before = 0, self._bytes(0)  # so many dictionaries, and these behind the schema
+            self._schema = self._stream(self._before[1]).schema
+            self.columns = columns_of(source.path, self._schema, options)
+            if "structure" in options:  # it is registered
+                self.columns = [one for one in self.columns if one.name in options["columns"]]
+            elif any(self.rows):  # else its writer may not know its types
+                self.columns = wanted(source.path, self.columns, options)
+            undone.pop_all()
+        super().__init__(source, options, self.columns, np.cumsum([0, *self.rows]))
 
     def _bytes(self, message: int) -> bytes:
         begin, end = self._offsets[message : message + 2]
         return bytes(read_at(self._source, begin, end - begin))
 
-    def _stream(self, data: bytes, columns: Iterable[str] = ()) -> Any:
+    def _stream(self, data: bytes, columns: Iterable[ArrowColumn] = ()) -> Any:
         arrow = self._arrow
-        fields = {self.schema.get_field_index(name) for name in columns}
+        fields = {self._schema.get_field_index(one.keys[0]) for one in columns}
         options = arrow.ipc.IpcReadOptions(included_fields=sorted(fields), use_threads=False)
         try:
             return arrow.ipc.open_stream(arrow.py_buffer(data), options=options)
         except (arrow.ArrowException, OSError) as error:
             raise Damaged(f"pyarrow cannot read it ({error}). {_END}") from error
 
-    def batch(self, number: int, columns: Iterable[str]) -> Any:
+    def batch(self, number: int, columns: Iterable[ArrowColumn]) -> Any:
         """With these columns. Raises Damaged, and what pyarrow raises."""
         place = self._places[number]
         before = self._dictionaries[self._dictionaries < place].tolist()
@@ -124,52 +128,38 @@ class _Messages:
         batch.validate(full=True)  # offsets that are wrong would be read as they are
         return batch
 
+    def batches(self, groups: range) -> Iterator[Any]:
+        return (self.batch(number, self.columns) for number in groups)
+
+    def table(self, group: int) -> Any:
+        return self._arrow.Table.from_batches([self.batch(group, self.columns)])
+
+    def plan(self, groups: Iterable[int]) -> None:
+        places = [self._places[number] for number in groups]
+        self._source.plan([(self._offsets[at], self._offsets[at + 1]) for at in places])
+
+    def close(self) -> None:
+        self.index.close()
+        self._source.close()
+
 
 def _inspect(source: ByteSource, options: Options) -> Facts:
-    path = source.path
     record_index.made(source, options, _walk, says=True)
     source.plan(())
-    messages = _Messages(source, options)
-    with contextlib.closing(messages.file):
-        rows = messages.rows.tolist()
-        if not sum(rows):  # its writer may not know its types
+    file = ArrowRows(source, options)
+    with contextlib.closing(file.index):
+        rows = [*file.rows]
+        if not any(rows):
             return Facts(0, dict_of({}))
-        columns = wanted(path, columns_of(path, messages.schema, options), options)
-        strict = [one for one in columns if not one.takes_nulls]
-        names = {one.keys[0] for one in strict}
-        for number in messages.doubtful.tolist() if strict else ():
-            batch = messages.batch(number, names)
+        strict = [one for one in file.columns if not one.takes_nulls]
+        for number in file.doubtful if strict else ():
+            batch = file.batch(number, strict)
             if options.get("nulls") == "drop":
                 rows[number] = without_nulls(batch, strict).num_rows
                 continue
             for column in strict:
                 [*column.components(batch.column(column.keys[0]))]
-        return facts_of(columns, rows, int(messages.rows.sum()))
-
-
-class ArrowRows(RowGroups):
-    """An open file of record batches."""
-
-    def __init__(self, source: ByteSource, options: Options) -> None:
-        self._source, self._messages = source, _Messages(source, options)
-        names = {*options["columns"]}
-        columns = columns_of(source.path, self._messages.schema, options)
-        columns = [one for one in columns if one.name in names]
-        self._names = [*dict.fromkeys(one.keys[0] for one in columns)]
-        super().__init__(source, options, columns, np.cumsum([0, *self._messages.rows]))
-
-    def batches(self, groups: range) -> Iterator[Any]:
-        return (self._messages.batch(number, self._names) for number in groups)
-
-    def table(self, group: int) -> Any:
-        return pyarrow(self._path).Table.from_batches([self._messages.batch(group, self._names)])
-
-    def plan(self, groups: Iterable[int]) -> None:
-        self._source.plan([self._messages.range_of(number) for number in groups])
-
-    def close(self) -> None:
-        self._messages.file.close()
-        self._source.close()
+        return facts_of(file.columns, rows, sum(file.rows))
 
 
 def _matches(begin: bytes) -> bool:
