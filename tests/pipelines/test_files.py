@@ -37,8 +37,8 @@ from forebay.service.pipelines.files import inspecting, open_files
 from forebay.service.pipelines.files.formats import Facts
 from forebay.service.pipelines.files.manifest import FileEntry, decode
 from forebay.service.pipelines.files.reading import PAGE, FileRecords
+from forebay.service.pipelines.kinds import file_inspector
 from forebay.service.pipelines.kinds import files as module
-from forebay.service.pipelines.kinds.file_inspector import FileInspector
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto.python_pb2 import PythonDataset
 from forebay.storage.errors import Corrupt
@@ -373,18 +373,19 @@ def test_what_is_cut_while_it_is_read_is_an_error(
     assert str(index if how == "index cut" else path) in str(raised.value)
 
 
-def test_files_that_are_read_as_a_whole_are_few_at_a_time() -> None:
+def test_files_that_are_read_as_a_whole_are_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[FileEntry] = []
+    monkeypatch.setattr(file_inspector._Process, "ask", lambda _, entry: asked.append(entry))
+    monkeypatch.setattr(file_inspector._Process, "answer", lambda _: Facts(0, {}))
     files = [FileEntry(f"s3://none/{number}", 1 << 30, "", 0) for number in range(99)]
     for of, nulls, most in (
         ("parquet", "raise", 64), ("parquet", "drop", 8), ("arrow", "raise", 8),
         ("arrayrecord", "raise", 8), ("tfrecord", "raise", 8),
     ):  # fmt: skip
-        with contextlib.closing(FileInspector(of, {"nulls": nulls}, files)) as inspector:
-            asked = 0
-            while inspector.has_room:
-                inspector.ask(files[asked])
-                asked += 1
-        assert asked == most, of
+        asked.clear()
+        with contextlib.closing(file_inspector.looked_at(of, {"nulls": nulls}, files)) as looked:
+            assert next(looked) == (files[0], Facts(0, {}))
+        assert asked == files[:most], of
 
 
 def test_a_registration_that_ends_early_ends_who_looks_at_its_files(

@@ -11,6 +11,7 @@ several elements, a bundle is read from its begin.
 from __future__ import annotations
 
 import bisect
+import errno
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +26,6 @@ from ...errors import ForebayError, InvalidArgument
 from ...proto.python_pb2 import SKIP, PythonDataset
 from ...structure import assemble
 from . import manifest
-from .damage import is_of_record
 from .record_ranges import Numbered, RecordRanges
 
 PAGE = 64
@@ -33,6 +33,8 @@ PAGE = 64
 
 BATCH = 256
 """Records that `map_batch` is called with at once: those from a multiple of it in a split on."""
+
+_ABOUT_A_PATH = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG}
 
 SMALL_BYTES = 64 << 10  # up to which blocks of small files are joined, as each costs time
 
@@ -158,7 +160,7 @@ class FileRecords:
                         given += 1
                         yield element
                 except (Exception, SystemExit) as error:
-                    if not is_of_record(error) or not self.leave_out_record(repr(error)):
+                    if not _is_of_record(error) or not self.leave_out_record(repr(error)):
                         raise
                 if given - self._at[2] != 1:
                     self._uneven.setdefault(split, []).append((given, at + 1))
@@ -259,6 +261,13 @@ def _together(blocks: Iterable[Block]) -> Iterator[Block]:
         raise
     if kept:
         yield joined(kept)
+
+
+def _is_of_record(error: BaseException) -> bool:
+    """Whether a mapped function fails for what is in a record, rather than for the machine."""
+    if isinstance(error, OSError) and error.errno:
+        return error.errno in _ABOUT_A_PATH
+    return not isinstance(error, MemoryError)
 
 
 def _as_batch(component: Component) -> Any:

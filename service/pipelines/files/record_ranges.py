@@ -1,4 +1,5 @@
-"""Reads ranges of the records of a dataset's files, in their order or shuffled.
+"""Reads ranges of the records of a dataset's files, in their order or shuffled. Finds the record
+that cannot be read, and says what is wrong with it.
 
 Records are numbered through all files. Shuffled, a range has ranks of a permutation of all records,
 which needs no memory (service/order.py).
@@ -8,17 +9,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
+from ....storage.errors import Corrupt
 from ...blocks import Block, Component, Strings, merged, part
-from ...errors import ForebayError, PipelineError
+from ...errors import FailedPrecondition, ForebayError, PipelineError
 from ...order import permuted_many
 from ...structure import leaves
-from .damage import MOST_TRIES, PART_RECORDS, Damage, damage
-from .formats import LARGE_BYTES, Ints, grouped, steps
+from .formats import LARGE_BYTES, Ints, RecordFile, grouped, steps
 from .manifest import Files, Manifest
-from .open_files import FILES_AHEAD, OpenFiles
+from .open_files import FILES_AHEAD, OpenFiles, of_the_system
 
 Numbered = tuple[Ints, Block]
 """Records, and each one's number in the order of all splits."""
@@ -29,6 +31,21 @@ how many, and why."""
 
 Order = tuple[int, int]
 """Of shuffled records: the seed and the epoch."""
+
+
+PART_RECORDS, MOST_TRIES = 64, 1 << 12
+"""A damaged record is sought in so many parts of a file, of so many records."""
+
+
+class Damage(NamedTuple):
+    """What cannot be read."""
+
+    fault: ForebayError  # names it
+    records: Ints  # of those that were to be read
+    whole: tuple[int, int] | None = None
+    """The first record, and the number, of what is read at once with them and is damaged as a
+    whole; None if other reasons cannot be excluded."""
+    why: str = ""
 
 
 class RecordRanges:
@@ -143,7 +160,7 @@ class RecordRanges:
         path, file = self._manifest.files[number].path, self.files[number]
         self.files.require_same(number)  # else it is no record's fault
         try:
-            found = damage(path, file, records, error, row_groups=self.files.format.row_groups)
+            found = _damage(path, file, records, error, self.files.format.row_groups)
             if found.whole and self._may_leave_out(number, *found.whole, found.why):
                 return found
         finally:
@@ -201,3 +218,62 @@ def _in_blocks(parts: list[tuple[Block, Ints]], count: int) -> Iterator[Block]:
             if low < high:
                 cut.append((part(block, low, high - low), places[low:high] - begin))
         yield merged(cut)
+
+
+def _damage(
+    path: str, file: RecordFile, records: Ints, error: Exception, row_groups: bool
+) -> Damage:
+    """The first record that cannot be read, or the records that are read with it."""
+    bad = None if of_the_system(error) else _first_bad(file, records, row_groups)
+    found, error = bad or (records, error)
+    first, last = int(found.min()), int(found.max())
+    why = " ".join(str(error).split())[:300] or type(error).__name__
+    if of_the_system(error):
+        return Damage(FailedPrecondition(f"{path} cannot be read: {why}"), found)
+    if bad is None:
+        return Damage(
+            FailedPrecondition(
+                f"records {first} to {last} of {path} cannot be read at once: {why}. Register the "
+                "files with smaller split_records, or write the file again"
+            ),
+            found,
+        )
+    which = f"record {first}" if first == last else f"a record from {first} to {last}"
+    fault = Corrupt(
+        f"{which} of {path} cannot be read: {why}. Write the file again, register the others "
+        'without it, or leave out what cannot be read with on_error="skip"'
+    )
+    if row_groups:
+        group = file.group_of(first)
+        return Damage(fault, found, (group.start, len(group)), why)
+    return Damage(fault, found, (first, 1) if first == last else None, why)
+
+
+def _first_bad(file: RecordFile, records: Ints, row_groups: bool) -> tuple[Ints, Exception] | None:
+    for group in itertools.islice(_groups(file, records, row_groups), MOST_TRIES):
+        if (error := _failure(file, group[:1] if row_groups else group)) is None:
+            continue
+        for record in () if row_groups else group:
+            if (alone := _failure(file, np.array([record]))) is not None:
+                return np.array([record]), alone
+        return group, error
+    return None
+
+
+def _groups(file: RecordFile, records: Ints, row_groups: bool) -> Iterator[Ints]:
+    """The records, in parts that are read at once."""
+    if not row_groups:
+        yield from (records[at : at + PART_RECORDS] for at in range(0, len(records), PART_RECORDS))
+        return
+    while len(records):
+        is_in = records < file.group_of(int(records.min())).stop
+        yield records[is_in]
+        records = records[~is_in]
+
+
+def _failure(file: RecordFile, records: Ints) -> Exception | None:
+    try:
+        file.take(records)
+    except Exception as error:  # noqa: BLE001 - a library's reader may raise anything
+        return error
+    return None

@@ -15,10 +15,11 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Self
 
+from ....storage.errors import Corrupt
 from ...errors import FailedPrecondition
-from ..files.byte_sources import AHEAD_BYTES
+from ..files.byte_sources import AHEAD_BYTES, opened_now
 from ..files.formats import Damaged, Facts, Options
 from ..files.inspecting import AT_ONCE, ERRORS, inspected, reads_ends, received, send
 from ..files.known_formats import format_of
@@ -35,6 +36,9 @@ _IN_A_ROW = 4
 
 _MANY, _MANY_OBJECTS = 1000, 16
 """So many are worth a process, which starts within a second."""
+
+_State = tuple[FileEntry, int | None]
+"""What a file is, and when it was changed, if it is a local one."""
 
 _fork_server = ForkServer("..files.preloaded")
 _lock = threading.Lock()
@@ -56,42 +60,68 @@ def fork_server_kept() -> Iterator[None]:
                 _fork_server.close()
 
 
-class FileInspector:
-    """Looks at the files of one format. For one thread; close it."""
+def looked_at(
+    of: str, options: Options, files: Sequence[FileEntry]
+) -> Iterator[tuple[FileEntry, Facts]]:
+    """Each file of a format as it is now, and what it has. Close it. Raises of the next file
+    Corrupt, OSError, InvalidArgument, OverflowError, and FailedPrecondition if it was changed
+    meanwhile, or the library is not installed."""
+    kind = format_of(of)
+    is_far, in_parts = is_url(files[0].path), reads_ends(kind, options)
+    here = not kind.native and len(files) < (_MANY_OBJECTS if is_far else _MANY)
+    count = min(_MOST_PROCESSES, len(os.sched_getaffinity(0)), -(-len(files) // _IN_A_ROW))
+    upcoming, asked = iter(files), deque[tuple[_State | OSError, _Process, int]]()
+    with contextlib.ExitStack() as closing:
+        processes = [closing.enter_context(_Process(of, options)) for _ in range(count)]
+        turns = itertools.cycle(p for p in processes for _ in range(_IN_A_ROW))
+        for listed in files:
+            while (
+                len(asked) < (1 if here else AT_ONCE)
+                and sum(size for *_, size in asked) < _MOST_BYTES
+                and (following := next(upcoming, None))
+            ):
+                asked.append(_asked(following, next(turns), here=here, in_parts=in_parts))
+            state, process, _ = asked.popleft()
+            if isinstance(state, OSError):
+                raise state
+            try:
+                facts = inspected(of, options, state[0]) if here else process.answer()
+            except Damaged as error:
+                _require_unchanged(listed, state)
+                raise Corrupt(f"{listed.path} cannot be registered as {of}: {error}") from error
+            _require_unchanged(listed, state)
+            yield state[0], facts
 
-    def __init__(self, of: str, options: Options, files: Sequence[FileEntry]) -> None:
-        """Raises FailedPrecondition."""
-        self._of, self._options = of, options
-        kind = format_of(of)
-        self._reads_ends = reads_ends(kind, options)
-        many = len(files) >= (_MANY_OBJECTS if is_url(files[0].path) else _MANY)
-        self._here = not (kind.native or many)
-        count = min(_MOST_PROCESSES, len(os.sched_getaffinity(0)), -(-len(files) // _IN_A_ROW))
-        self._processes = [_Process(of, options) for _ in range(count)]
-        self._turns = itertools.cycle(p for p in self._processes for _ in range(_IN_A_ROW))
-        self._asked: deque[tuple[FileEntry, _Process]] = deque()  # without an answer yet
 
-    @property
-    def has_room(self) -> bool:
-        """Whether one more file may be asked about before the next answer."""
-        sizes = (0 if self._reads_ends else min(one.size, AHEAD_BYTES) for one, _ in self._asked)
-        return len(self._asked) < (1 if self._here else AT_ONCE) and sum(sizes) < _MOST_BYTES
+def _asked(
+    listed: FileEntry, process: _Process, *, here: bool, in_parts: bool
+) -> tuple[_State | OSError, _Process, int]:
+    """Begins to look at a file: what it is before, or why that is not known, who looks, and at how
+    many bytes. Raises FailedPrecondition, OverflowError."""
+    try:
+        state = _state(listed)
+        if not here:
+            process.ask(state[0])
+    except OSError as error:  # of those before it, there may be others
+        return error, process, 0
+    return state, process, 0 if in_parts else min(state[0].size, AHEAD_BYTES)
 
-    def ask(self, entry: FileEntry) -> None:
-        """Begin to look at a file. Raises FailedPrecondition, OverflowError."""
-        self._asked.append((entry, process := next(self._turns)))
-        if not self._here:
-            process.ask(entry)
 
-    def answer(self) -> Facts:
-        """Of the file that was asked about first. Raises Damaged, OSError, InvalidArgument, and
-        FailedPrecondition where the library is not installed."""
-        entry, process = self._asked.popleft()
-        return inspected(self._of, self._options, entry) if self._here else process.answer()
+def _state(listed: FileEntry) -> _State:
+    """What shows a change; an object's bytes are compared when they are read. Raises OSError."""
+    if is_url(listed.path):
+        return listed, 0
+    with contextlib.closing(opened_now(listed.path, {})) as file:
+        return file.entry, file.changed_ns
 
-    def close(self) -> None:
-        for process in self._processes:
-            process.close()
+
+def _require_unchanged(listed: FileEntry, before: _State) -> None:
+    """Raises FailedPrecondition, OSError."""
+    if _state(listed) != before:
+        raise FailedPrecondition(
+            f"{listed.path} was changed while it was being registered: register again, when it is "
+            "no longer written"
+        )
 
 
 class _Process:
@@ -104,13 +134,20 @@ class _Process:
         self._channel: Connection | None = None
         self._control: socket.socket
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kept.close()
+
     def ask(self, entry: FileEntry) -> None:
         """Raises FailedPrecondition, OverflowError."""
         self._asked.append(entry)
         self._send(entry)
 
     def answer(self) -> Facts:
-        """As of FileInspector."""
+        """Of the file that was asked about first. Raises Damaged, OSError, InvalidArgument, and
+        FailedPrecondition where the library is not installed."""
         entry = self._asked.popleft()
         assert self._channel is not None
         told = received(self._channel)
@@ -161,9 +198,6 @@ class _Process:
                 f"the process that looks at files has not started: {ended(self._control)}"
             )
         return channel
-
-    def close(self) -> None:
-        self._kept.close()
 
 
 def _is_large(value: Any) -> bool:

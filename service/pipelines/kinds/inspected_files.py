@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from ....storage.errors import Corrupt
-from ...errors import FailedPrecondition, InvalidArgument
+from ...errors import InvalidArgument
 from ...structure import describe
 from ..files import manifest, partitions
-from ..files.byte_sources import opened_now
-from ..files.formats import Damaged, Facts, dict_of, few, is_utf8, named, written
+from ..files.formats import Facts, dict_of, few, is_utf8, named, written
 from ..files.manifest import FileEntry
-from ..files.stores import is_url
-from .file_inspector import FileInspector
+from .file_inspector import looked_at
 from .patterns import errors_named
 
 log = logging.getLogger(__name__)
 
 _FILLS = {"b": bool, "i": int, "u": int, "f": int | float, "O": str | bytes}
 """What stands for a null, by the kind of dtype."""
-
-_State = tuple[FileEntry, int | None]
-"""What a file is, and when it was changed, if it is a local one."""
 
 
 def _require_fill(path: str, facts: Facts, fill: dict[str, Any]) -> None:
@@ -66,8 +59,8 @@ def inspected(
     together. Raises InvalidArgument, Corrupt, NotFound."""
     if outside.nodes:
         options = options | {"outside": [*outside.nodes]}
-    with contextlib.closing(FileInspector(of, options, files)) as inspector:
-        return _together(files, of, options, outside, inspector)
+    with contextlib.closing(looked_at(of, options, files)) as looked:
+        return _together(files, of, options, outside, looked)
 
 
 def _together(
@@ -75,7 +68,7 @@ def _together(
     of: str,
     options: dict[str, Any],
     outside: partitions.Partitions,
-    inspector: FileInspector,
+    looked: Iterator[tuple[FileEntry, Facts]],
 ) -> tuple[list[FileEntry], Facts]:
     entries: list[FileEntry] = []
     cuts: list[int] = []
@@ -89,13 +82,11 @@ def _together(
     absent: set[str] | None = None  # columns that no file has
     is_cut = False  # of some files, a split cannot begin anywhere
     named = [entry.path for entry in files[: manifest.MANY]]
-    states = _asked(files, inspector)
     for number, listed in enumerate(files):
         path = listed.path
         with errors_named(path):
             try:
-                before = next(states)
-                facts = inspector.answer()
+                entry, facts = next(looked)
                 of_file = nodes if facts.records else {}
                 if of_file:
                     structure = dict_of({**dict(facts.structure["dict"]), **of_file})
@@ -103,9 +94,6 @@ def _together(
                 _require_names(path, facts.structure)
                 _require_fill(path, facts, of_read)
                 values = outside.values_of(number, path, of_file, fill)
-            except Damaged as error:
-                _require_unchanged(listed, before)
-                raise Corrupt(f"{path} cannot be registered as {of}: {error}") from error
             except OverflowError as error:
                 raise InvalidArgument(
                     f"fill={fill!r:.100} does not fit the columns of {path}: {error}"
@@ -113,9 +101,8 @@ def _together(
             cuts_of = [*facts.cuts] if options.get("nulls") == "drop" else []
             now = {"packed": facts.packed, "beside": facts.beside, "cuts": cuts_of}
             entries.append(
-                msgspec.structs.replace(before[0], records=facts.records, values=values, **now)
+                msgspec.structs.replace(entry, records=facts.records, values=values, **now)
             )
-            _require_unchanged(listed, before)
         left_out += facts.left_out
         if facts.absent is not None:
             absent = {*facts.absent} if absent is None else absent & {*facts.absent}
@@ -191,37 +178,3 @@ def _those(columns: dict[str, Any], others: dict[str, Any]) -> str:
     lacks = sorted(others.keys() - columns.keys())
     said = [f"of {describe(written(dict_of(differ)))}"] if differ else []
     return " ".join([*said, f"without {few(lacks)}"] if lacks else said)
-
-
-def _asked(files: Sequence[FileEntry], inspector: FileInspector) -> Iterator[_State]:
-    """The state of each file before the inspector was asked about it. Raises OSError,
-    FailedPrecondition, OverflowError."""
-    states: deque[Any] = deque()
-    upcoming = iter(files)
-    for _ in files:
-        while inspector.has_room and (listed := next(upcoming, None)):
-            try:
-                states.append(_state(listed))
-                inspector.ask(states[-1][0])
-            except OSError as error:  # of those before it, there may be others
-                states.append(error)
-        if isinstance(state := states.popleft(), OSError):
-            raise state
-        yield state
-
-
-def _state(listed: FileEntry) -> _State:
-    """What shows a change; an object's bytes are compared when they are read. Raises OSError."""
-    if is_url(listed.path):
-        return listed, 0
-    with contextlib.closing(opened_now(listed.path, {})) as file:
-        return file.entry, file.changed_ns
-
-
-def _require_unchanged(listed: FileEntry, before: _State) -> None:
-    """Raises FailedPrecondition, OSError."""
-    if _state(listed) != before:
-        raise FailedPrecondition(
-            f"{listed.path} was changed while it was being registered: register again, when it is "
-            "no longer written"
-        )
