@@ -17,7 +17,6 @@ from ...storage.errors import Corrupt
 from ...storage.tfrecord import frame
 from .. import pipelines
 from ..errors import FailedPrecondition, ForebayError, InvalidArgument, PipelineError
-from ..pipelines import Pipeline
 from ..pipelines.definitions import fingerprint
 from ..pipelines.splits import SplitRange
 from ..proto import forebay_pb2 as pb
@@ -100,12 +99,25 @@ class WriteShard(beam.DoFn):  # type: ignore[misc]
     def __init__(self, directory: str, op_libraries: Sequence[str] = ()) -> None:
         self._directory = directory
         self._op_libraries = op_libraries
-        self._caller = _this_process()
+        self._caller = os.uname().nodename, os.getpid()
         self.name = uuid.uuid4().hex[:8]  # the prefix of this run's unpublished files
 
     def setup(self) -> None:
-        own_process = self._caller != _this_process()
-        self._opened = open_pipeline(self._directory, self._op_libraries, own_process=own_process)
+        """Raises FailedPrecondition without a plan, Corrupt, and what opening a pipeline raises."""
+        node = os.uname().nodename
+        if (plan := read_plan(self._directory)) is None:
+            raise FailedPrecondition(
+                f"{self._directory} has no plan, as it is seen on {node}: the runner's workers "
+                "must see it under this name"
+            )
+        dataset = _read_dataset(self._directory, plan)
+        if dataset.definition.HasField("tf_data_graph"):
+            if self._caller != (node, os.getpid()):  # the process is the runner's, not the user's
+                pipelines.hide_gpus()
+            pipelines.load(self._op_libraries)
+        rules = pipelines.PythonRules(processes=1, where=node)
+        opened = pipelines.open_pipeline(dataset.definition, dataset.graph, python=rules)
+        self._opened = plan, opened
 
     def process(self, number: int) -> None:
         plan, _ = self._opened
@@ -142,31 +154,7 @@ class WriteShard(beam.DoFn):  # type: ignore[misc]
             ) from error
 
 
-def open_pipeline(
-    directory: str, op_libraries: Sequence[str], *, own_process: bool
-) -> tuple[Plan, Pipeline]:
-    """A directory's plan, and its pipeline; close that. `op_libraries` have the graph's custom ops.
-    `own_process`: this process is the runner's, not the user's.
-
-    Raises FailedPrecondition without a plan, Corrupt, and what opening the pipeline raises.
-    """
-    node = os.uname().nodename
-    plan = read_plan(directory)
-    if plan is None:
-        raise FailedPrecondition(
-            f"{directory} has no plan, as it is seen on {node}: the runner's workers must see it "
-            "under this name"
-        )
-    dataset = read_dataset(directory, plan)
-    if dataset.definition.HasField("tf_data_graph"):
-        if own_process:
-            pipelines.hide_gpus()
-        pipelines.load(op_libraries)
-    rules = pipelines.PythonRules(processes=1, where=node)
-    return plan, pipelines.open_pipeline(dataset.definition, dataset.graph, python=rules)
-
-
-def read_dataset(directory: str, plan: Plan) -> pb.GetDatasetResponse:
+def _read_dataset(directory: str, plan: Plan) -> pb.GetDatasetResponse:
     """The materialized dataset. Raises NotFound, Unavailable, and Corrupt for another dataset."""
     path = f"{directory}/{plan.dataset_name}"
     try:
@@ -179,7 +167,3 @@ def read_dataset(directory: str, plan: Plan) -> pb.GetDatasetResponse:
     raise Corrupt(
         f"{path} is damaged ({why}): run the same `forebay materialize` again, which mends it"
     )
-
-
-def _this_process() -> tuple[str, int]:
-    return os.uname().nodename, os.getpid()

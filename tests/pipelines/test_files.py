@@ -383,7 +383,7 @@ def test_files_that_are_read_as_a_whole_are_few_at_a_time(monkeypatch: pytest.Mo
         ("arrayrecord", "raise", 8), ("tfrecord", "raise", 8),
     ):  # fmt: skip
         asked.clear()
-        with contextlib.closing(file_inspector.looked_at(of, {"nulls": nulls}, files)) as looked:
+        with contextlib.closing(file_inspector._looked_at(of, {"nulls": nulls}, files)) as looked:
             assert next(looked) == (files[0], Facts(0, {}))
         assert asked == files[:most], of
 

@@ -25,6 +25,7 @@ from ..files.streams import UNCOUNTED
 from ..files.tokens import tokens_of
 from ..python.element_structures import element_spec_of, inferred
 from . import tables
+from .file_inspector import inspected_together
 from .file_paths import Paths, require_utf8, resolved
 from .functions import (
     LOOKED_AT,
@@ -36,7 +37,6 @@ from .functions import (
     stored_of,
     structure_of,
 )
-from .inspected_files import inspected
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ def definition(
         outside = partitions.found(listed[0].path, places, partitioning)
     elif not isinstance(partitioning, str | None):
         _require_option(found_format, "partitioning", partitioning)
-    entries, found = inspected(
+    entries, found = inspected_together(
         listed, found_format, options | {"skips": on_error == "skip"}, outside
     )
     if shuffle_records and found.cuts and "count" in format_of(found_format).options:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import glob
 import inspect
 import itertools
+import json
+import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -16,21 +21,31 @@ import cloudpickle
 
 from ... import pickles
 from ...block_limits import MAX_COMPONENTS
-from ...errors import InvalidArgument
+from ...blocks import Block, Component
+from ...errors import ForebayError, InvalidArgument
 from ...proto import forebay_pb2 as pb
 from ...proto import python_pb2
+from ...structure import leaves_of
 from ..definitions import UNKNOWN_CARDINALITY, encode_metadata
+from ..files.formats import written
+from ..files.record_ranges import column_facts
 from ..files.stores import is_url
 from ..python.columns import Misfit, fields_of, iterated
 from ..python.element_structures import element_spec_of, inferred, structure_of_spec
+from ..python.pipeline import PythonPipeline
 from ..python.stored import package_version, python_version
+from ..splits import SplitRange
 from . import remote_files
-from .other_splits import widened
+
+log = logging.getLogger(__name__)
 
 MAX_SPLITS = 10_000_000
 LOOKED_AT = 10
 """How many elements of the first split infer a spec, and how many splits are tried at most. Others
-may widen it (other_splits.py)."""
+may widen it (`_widened`)."""
+
+_LOOK_S, _OTHER_SPLITS = 2.0, 8
+"""For further splits together, with the start of their process the first time; and how many."""
 
 MAX_LIMIT = 1_000_000
 """The dispatcher remembers each record that is skipped."""
@@ -248,7 +263,7 @@ def structure_of(
     else:
         structure = infer()
     require_expressible(structure)
-    return structure if is_given else widened(request, structure, function)
+    return structure if is_given else _widened(request, structure, function)
 
 
 def require_expressible(structure: str) -> None:
@@ -366,3 +381,51 @@ def _culprit(value: Any) -> str:
         except Exception:  # noqa: BLE001 - whatever pickling it raises
             return f"{name} ({part!r:.100})"
     return f"{value!r:.100}"
+
+
+def _widened(request: pb.RegisterDatasetRequest, structure: str, function: Any) -> str:
+    """The structure, in which dimensions are unknown that differ among elements of further splits.
+    These run as on a worker, as one may take long, fail, or end its process; that says nothing
+    here, and reads name it. A function with a `setup`, and a Beam chain, is not run again: what it
+    sets up may be large, or shared."""
+    nodes = json.loads(structure)
+    shapes = [node["shape"] for _, node in leaves_of(nodes)]
+    known = any(size is not None for shape in shapes for size in shape)
+    if not known or hasattr(function, "setup") or hasattr(function, "run_bundle"):
+        return structure
+    splits = request.sources[0].count
+    far = {splits * part // _OTHER_SPLITS - 1 for part in range(1, _OTHER_SPLITS + 1)}
+    give_up_s = time.monotonic() + _LOOK_S
+    pipeline = PythonPipeline(request.python, request.sources, structure, may_skip=lambda _: True)
+    with contextlib.closing(pipeline):
+        for split in sorted((at for at in far if at > 0), reverse=True):
+            for block in _first_blocks(pipeline, split, give_up_s):
+                for shape, component in zip(shapes, block.components, strict=True):
+                    _widen(shape, component)
+    return written(nodes)
+
+
+def _first_blocks(pipeline: PythonPipeline, split: int, give_up_s: float) -> Iterator[Block]:
+    """Some first blocks of a split; none once the time is over."""
+    if (left_s := give_up_s - time.monotonic()) <= 0:
+        return
+    run = pipeline.bundle(SplitRange(split, 1, 0), number=split, seed=0)
+    timer = threading.Timer(left_s, run.cancel)
+    timer.start()
+    try:
+        with contextlib.closing(run.blocks()) as blocks:
+            for count, block in enumerate(blocks, 1):
+                yield block
+                if count == 2:  # the first one has one element
+                    break
+    except ForebayError as error:
+        log.info("split %d failed as its elements were looked at: %s", split, error)
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def _widen(shape: list[int | None], component: Component) -> None:
+    _, _, found = column_facts(component)
+    for sizes in found.tolist():
+        shape[:] = [a if a == b else None for a, b in zip(shape, sizes, strict=True)]
