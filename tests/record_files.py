@@ -13,13 +13,15 @@ import contextlib
 import json
 import shutil
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from array_record.python import array_record_module
 
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.pipelines import PythonRules, open_pipeline
 from forebay.service.pipelines.files.reading import FileRecords
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto.python_pb2 import PythonDataset
@@ -50,6 +52,21 @@ def opened(request: pb.RegisterDatasetRequest) -> FileRecords:
     return FileRecords(PythonDataset.FromString(request.python))
 
 
+def definition_of(request: pb.RegisterDatasetRequest) -> ev.DatasetDefinition:
+    definition = ev.DatasetDefinition(sources=request.sources, structure=request.structure)
+    definition.python_function.SetInParent()
+    return definition
+
+
+@contextlib.contextmanager
+def running(request: pb.RegisterDatasetRequest, **rules: Any) -> Iterator[Any]:
+    """What a worker has of it, with these PythonRules."""
+    python = PythonRules(**{"processes": 1, "where": "here:1"} | rules)
+    pipeline = open_pipeline(definition_of(request), request.python, python=python)
+    with contextlib.closing(pipeline):
+        yield pipeline
+
+
 def records(request: pb.RegisterDatasetRequest, split: int, start: int = 0) -> list[Any]:
     """The records of a split, as a child sends them."""
     build = assemble(request.structure)
@@ -62,7 +79,7 @@ def records(request: pb.RegisterDatasetRequest, split: int, start: int = 0) -> l
 
 
 def all_records(request: pb.RegisterDatasetRequest) -> list[Any]:
-    return [one for split in range(len(request.lengths)) for one in records(request, split)]
+    return [one for split in range(request.sources[0].count) for one in records(request, split)]
 
 
 def elements(request: pb.RegisterDatasetRequest, split: int, start: int = 0) -> list[bytes]:

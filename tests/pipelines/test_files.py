@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block
 from forebay.service.errors import (
     FailedPrecondition,
@@ -31,7 +30,7 @@ from forebay.service.errors import (
     PipelineError,
 )
 from forebay.service.order import permuted_many
-from forebay.service.pipelines import PythonRules, SplitRange, open_pipeline
+from forebay.service.pipelines import SplitRange
 from forebay.service.pipelines.definitions import difference, has_no_code
 from forebay.service.pipelines.files import inspecting, open_files
 from forebay.service.pipelines.files.formats import Facts
@@ -49,9 +48,10 @@ from ..record_files import (
     MDS,
     Register,
     all_of,
-    flat,
+    definition_of,
     opened,
     pattern,
+    running,
     write_array_record,
     written,
 )
@@ -165,18 +165,10 @@ def test_a_mapped_function_draws_by_the_page(register: Register, tmp_path: Path)
 # What a worker runs.
 
 
-def definition_of(request: pb.RegisterDatasetRequest) -> ev.DatasetDefinition:
-    definition = ev.DatasetDefinition(sources=request.sources, structure=request.structure)
-    definition.python_function.SetInParent()
-    return definition
-
-
 def test_a_worker_that_runs_no_python_reads_files(register: Register, tmp_path: Path) -> None:
     records = written("arrayrecord", tmp_path, [30])
     request = register(tmp_path, split_records=7)
-    rules = PythonRules(allowed=False, processes=2, where="here:1")
-    pipeline = open_pipeline(definition_of(request), request.python, python=rules)
-    try:
+    with running(request, allowed=False, processes=2) as pipeline:
         found = [
             text
             for block in pipeline.bundle(SplitRange(1, 3, 0), number=1, seed=2, start=3).blocks()
@@ -187,11 +179,11 @@ def test_a_worker_that_runs_no_python_reads_files(register: Register, tmp_path: 
             text for block in pipeline.run(None).blocks() for text in block.components[0].elements()
         ]
         assert sorted(everything) == sorted(records)
-    finally:
-        pipeline.close()
-    mapped = register(tmp_path, map=len)
-    with pytest.raises(FailedPrecondition, match="runs no Python datasets"):
-        open_pipeline(definition_of(mapped), mapped.python, python=rules)
+    with (
+        pytest.raises(FailedPrecondition, match="runs no Python datasets"),
+        running(register(tmp_path, map=len), allowed=False),
+    ):
+        pass
 
 
 def test_each_epoch_and_each_iteration_has_another_order(
@@ -433,13 +425,11 @@ def test_the_end_of_a_reading_process_names_the_file(register: Register, tmp_pat
     for name, record in (("0", b"good"), ("1", b"bad")):
         (tmp_path / f"{name}.tfrecord").write_bytes(frame(record))
     request = register(tmp_path, map=end, element_spec=("int64", ()), split_records=1)
-    rules = PythonRules(allowed=True, processes=1, where="here:1")
-    pipeline = open_pipeline(definition_of(request), request.python, python=rules)
-    try:
-        with pytest.raises(PipelineError, match=r"killed by SIGABRT, after it read .*/1\.tfrecord"):
-            assert len([*pipeline.run(None).blocks()]) == 1
-    finally:
-        pipeline.close()
+    with (
+        running(request) as pipeline,
+        pytest.raises(PipelineError, match=r"killed by SIGABRT, after it read .*/1\.tfrecord"),
+    ):
+        assert len([*pipeline.run(None).blocks()]) == 1
 
 
 @pytest.mark.parametrize("name", ["../secret.mds", "/etc/secret.mds", "a/../../secret.mds", ".."])
@@ -489,17 +479,6 @@ def test_an_index_json_of_others_is_left_alone_if_the_format_is_given(
     assert sum(register(tmp_path, format="webdataset").lengths) == 3
 
 
-def test_nulls_need_a_value(register: Register, tmp_path: Path) -> None:
-    """Which may be no number, or a byte of zero. test_nested.py has all other types."""
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"f": [1.0, None], "b": [None, b"x"]}), path)
-    with pytest.raises(InvalidArgument, match=r"1 nulls in column 'f': give fill=\{'f': …"):
-        register(path)
-    found = all_of(register(path, fill={"f": float("nan"), "b": b"\0"}))
-    assert found[0] == flat({"b": b"\0", "f": 1.0})
-    assert found[1] == flat({"b": b"x", "f": np.float64("nan")})
-
-
 def test_a_damaged_header_of_a_tar_is_no_end(register: Register, tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w") as tar:
@@ -520,18 +499,6 @@ def test_compression_that_cannot_be_read_is_named(register: Register, tmp_path: 
     (tmp_path / "a.tfrecord").write_bytes(b"\x1f\x8b" + bytes(100))
     with pytest.raises(Corrupt, match="has no whole header: the file is cut, damaged"):
         register(tmp_path / "a.tfrecord")
-
-
-def test_an_mds_column_that_runs_code_is_refused(register: Register, tmp_path: Path) -> None:
-    shard = (MDS / "shard.00000.mds").read_bytes()
-    for encoding in (b'"pkl"    ', b'"list[j]"'):
-        path = tmp_path / "a.mds"
-        path.write_bytes(shard.replace(b'"str_int"', encoding))
-        with pytest.raises(InvalidArgument, match=r"column 'si' in encoding .*read others by"):
-            register(path)
-    (tmp_path / "b.mds").write_bytes(struct.pack("<III", 1, 12, 12))
-    with pytest.raises(Corrupt, match=r"b\.mds .*is no MDS shard"):
-        register(tmp_path / "b.mds")
 
 
 def test_bad_arguments(register: Register, tmp_path: Path) -> None:

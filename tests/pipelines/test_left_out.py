@@ -24,16 +24,14 @@ from forebay.service.pipelines.files.reading import FileRecords
 from forebay.service.pipelines.files.tokens import TokenFile
 from forebay.service.pipelines.kinds.files import definition
 from forebay.service.pipelines.kinds.functions import python_dataset, request_of
-from forebay.service.pipelines.python.pipeline import PythonPipeline
 from forebay.service.pipelines.tf_data.source_walk import NotSplittable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto.python_pb2 import PythonDataset
 from forebay.storage.tfrecord import frame
 
-from ..record_files import write_megatron
+from ..record_files import definition_of, running, write_megatron
 from .functions import INT, numbers
 from .pipelines import OneSource
-from .test_files import definition_of
 
 
 class Reading:
@@ -320,18 +318,12 @@ def test_a_record_is_left_out_while_another_process_waits_for_splits() -> None:
         return True
 
     request = request_of(python_dataset(range(1), on_error="skip")(_GoesOn), range(1), INT)
-    rules = PythonRules(processes=2, may_skip=may_skip)
-    pipeline = open_pipeline(definition_of(request), request.python, python=rules)
-    with contextlib.closing(pipeline):
+    with running(request, processes=2, may_skip=may_skip) as pipeline:
         assert numbers(pipeline.run(Feed()).blocks()) == [0, 1, 2, 5, 6, 7, 8, 9]
 
 
 def test_a_bundle_without_a_dispatcher_leaves_nothing_out() -> None:
     """As where it is materialized: nobody would count."""
     request = request_of(python_dataset(range(3), on_error="skip")(_generator), range(3), INT)
-    pipeline = PythonPipeline(request.python, request.sources, INT)
-    try:
-        with pytest.raises(PipelineError, match="'no number'"):
-            numbers(pipeline.bundle(SplitRange(0, 3, 0), number=0, seed=3).blocks())
-    finally:
-        pipeline.close()
+    with running(request) as pipeline, pytest.raises(PipelineError, match="'no number'"):
+        numbers(pipeline.bundle(SplitRange(0, 3, 0), number=0, seed=3).blocks())

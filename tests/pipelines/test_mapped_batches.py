@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from forebay.journal.proto import events_pb2 as ev
 from forebay.service.errors import InvalidArgument, PipelineError
 from forebay.service.order import permuted_many
-from forebay.service.pipelines import PythonRules, SplitRange, open_pipeline
+from forebay.service.pipelines import SplitRange
 from forebay.service.pipelines.files.reading import BATCH
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.structure import assemble
 
-from ..record_files import Register
+from ..record_files import Register, running
 
 ROWS = 1000
-RULES = PythonRules(allowed=True, processes=1, where="here:1")
 
 
 @pytest.fixture
@@ -41,21 +38,10 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "0.parquet"
 
 
-@contextlib.contextmanager
-def opened(request: pb.RegisterDatasetRequest) -> Iterator[Any]:
-    definition = ev.DatasetDefinition(structure=request.structure, sources=request.sources)
-    definition.python_function.SetInParent()
-    pipeline = open_pipeline(definition, request.python, python=RULES)
-    try:
-        yield pipeline
-    finally:
-        pipeline.close()
-
-
 def elements(request: pb.RegisterDatasetRequest, split: int = 0, start: int = 0) -> list[Any]:
     build = assemble(request.structure)
     found: list[Any] = []
-    with opened(request) as pipeline:
+    with running(request) as pipeline:
         run = pipeline.bundle(SplitRange(split, 1, 0), number=1, seed=5, start=start)
         for block in run.blocks():
             found += build([one.elements() for one in block.components], block.count)
@@ -107,7 +93,7 @@ def test_blocks_of_large_elements_are_bounded(register: Register, path: Path) ->
         path, columns=["n"], split_records=ROWS,
         map_batch=lambda batch: np.zeros((len(batch["n"]), 100_000), np.uint8),
     )  # fmt: skip
-    with opened(request) as pipeline:
+    with running(request) as pipeline:
         sizes = [block.payload_bytes for block in pipeline.run(None).blocks()]
     assert sum(sizes) == 100_000 * ROWS and max(sizes) <= 8 << 20
 

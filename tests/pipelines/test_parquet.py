@@ -162,6 +162,15 @@ def test_partitions_are_columns_as_pyarrow_has_them(
             register("hive", fill=fill | {"year": value})
 
 
+def test_a_partition_beside_nested_columns(register: Register, tmp_path: Path) -> None:
+    (tmp_path / "b=7").mkdir()
+    table = pa.table({"a": [{"x": 1, "y": "z"}], "c": [[[1], [2, 3]]]})
+    pq.write_table(table, tmp_path / "b=7" / "0.parquet")
+    (found,) = all_records(register(tmp_path))
+    assert (found["a"], found["b"]) == ({"x": 1, "y": b"z"}, 7)
+    assert found["c"].row_splits.tolist() == [0, 1, 3]
+
+
 def test_other_partitionings_are_pyarrows(register: Register, tmp_path: Path) -> None:
     _write(tmp_path / "d", "2020/1", "2021/2")
     _write(tmp_path / "h", "day=2020-01-02/b=1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -17,14 +18,14 @@ from forebay.service.blocks import Block, Component, Rows
 from forebay.service.client.batches import Layout
 from forebay.service.client.tf_elements import dataset_of_blocks
 from forebay.service.errors import InvalidArgument, PipelineError
-from forebay.service.pipelines import PythonRules, SplitRange, open_pipeline
+from forebay.service.pipelines import SplitRange
 from forebay.service.pipelines.kinds.functions import definition, python_dataset, request_of
 from forebay.service.pipelines.python.element_structures import element_spec_of, structure_of_spec
 from forebay.service.pipelines.tf_data.element_specs import encode_element_spec
 from forebay.service.structure import encode
 
+from ..record_files import running
 from .functions import pipeline_of
-from .test_files import definition_of
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -101,12 +102,8 @@ def blocks_of(**how: Any) -> tuple[list[Block], str]:
     request = request_of(dataset, dataset.splits)
     spec = dataset.element_spec or {"image": ("int64", (4, 4)), "boxes": ("int64", (2,))}
     request.structure = structure_of_spec(spec)
-    rules = PythonRules(processes=1, may_skip=lambda _: False)
-    pipeline: Any = open_pipeline(definition_of(request), request.python, python=rules)
-    try:
+    with running(request, may_skip=lambda _: False) as pipeline:
         return [*pipeline.bundle(SplitRange(0, 4, 0), number=0, seed=1).blocks()], request.structure
-    finally:
-        pipeline.close()
 
 
 def test_another_size_widens_what_was_inferred_and_not_what_was_given(
@@ -131,12 +128,11 @@ def test_another_size_widens_what_was_inferred_and_not_what_was_given(
 
 def test_where_files_are_written_shapes_are_kept() -> None:
     structure = structure_of_spec({"image": ("int64", (4, 4)), "boxes": ("int64", (2,))})
-    pipeline = pipeline_of(images, range(38, 42), structure)
-    try:
-        with pytest.raises(PipelineError, match=r"element\['image'\] is int64\[4, 3\]"):
-            [*pipeline.bundle(SplitRange(0, 4, 0), number=0, seed=1).blocks()]
-    finally:
-        pipeline.close()
+    with (
+        contextlib.closing(pipeline_of(images, range(38, 42), structure)) as pipeline,
+        pytest.raises(PipelineError, match=r"element\['image'\] is int64\[4, 3\]"),
+    ):
+        [*pipeline.bundle(SplitRange(0, 4, 0), number=0, seed=1).blocks()]
 
 
 @pytest.mark.parametrize("promised", [(4, 4), (None, 4)])

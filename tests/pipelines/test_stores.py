@@ -46,13 +46,13 @@ from ..record_files import (
     Register,
     all_of,
     all_records,
+    definition_of,
     flat,
     opened,
     some_sequences,
     write_megatron,
     written,
 )
-from .test_files import definition_of
 
 COUNTS = (23, 0, 5, 40)
 

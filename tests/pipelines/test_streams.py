@@ -66,10 +66,6 @@ def splits(request: pb.RegisterDatasetRequest) -> range:
     return range(request.sources[0].count)
 
 
-def everything(request: pb.RegisterDatasetRequest) -> list[bytes]:
-    return [one for split in splits(request) for one in elements(request, split)]
-
-
 def with_skips(request: pb.RegisterDatasetRequest) -> tuple[FileRecords, list[int]]:
     """The records, and a list of those that will have been left out of the first split."""
     left: list[int] = []
@@ -109,7 +105,7 @@ def test_compressed_files_have_the_records_of_plain_ones(
     request = register([*map(str, files)], count=count, split_records=1)
     assert [*request.lengths] == ([23, 5, 400] if count else [])
     assert len(splits(request)) == 3
-    assert everything(request) == expected
+    assert all_of(request) == expected
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in files}
     for start in (0, 1, 17, 399):
         assert elements(request, 2, start) == expected[28 + start :]
@@ -117,7 +113,7 @@ def test_compressed_files_have_the_records_of_plain_ones(
     monkeypatch.setattr(streams, "FIRST_BYTES", 64)
     monkeypatch.setattr(streams, "_MOST_RECORDS", 7)
     monkeypatch.setattr(streams, "_BACK_BYTES", 10)
-    assert everything(request) == expected
+    assert all_of(request) == expected
     files_of = opened(request)._ranges.files
     order = np.array([5, 6, 390, 7, 8, 0, 399])
     block = files_of[3].take(order)
@@ -136,7 +132,7 @@ def test_plain_files_need_not_be_counted(
     expected = [*map(flat, written(format, tmp_path, COUNTS))]
     before = sorted(tmp_path.iterdir())
     request = register(tmp_path, count=False)
-    assert everything(request) == expected
+    assert all_of(request) == expected
     assert sorted(tmp_path.iterdir()) == before  # without indices
     made = opened(request)
     assert made.seek(2, 300) == 0  # its number there would not be known
@@ -163,8 +159,8 @@ def test_each_uncounted_file_is_a_split_and_small_counted_ones_share_one(
     counted = register(tmp_path, format="lines", split_records=10)
     assert sum(counted.lengths) == 99
     assert [*counted.lengths] == [10, 11] * 4 + [10, 5]
-    assert everything(uncounted) == all_of(counted)
-    assert len(everything(uncounted)) == 99
+    assert all_of(uncounted) == all_of(counted)
+    assert len(all_of(uncounted)) == 99
 
 
 def test_plain_and_compressed_files_together(register: Register, tmp_path: Path) -> None:
@@ -189,7 +185,7 @@ def test_tfrecords_are_those_of_tensorflow(register: Register, tmp_path: Path, k
             writer.write(row)
     read = [*tf.data.TFRecordDataset(path, compression_type=kind).as_numpy_iterator()]
     request = register(path)
-    assert everything(request) == read == rows
+    assert all_of(request) == read == rows
     assert decode(PythonDataset.FromString(request.python).files).format == "tfrecord"
     assert elements(request, 0, 999) == rows[999:]
 
@@ -213,7 +209,7 @@ def test_samples_are_those_of_webdataset(register: Register, tmp_path: Path) -> 
     for name in ("a.tar.gz", "b.tgz", "c.tar.zst"):
         for count in (True, False):
             request = register(tmp_path / name, count=count)
-            assert everything(request) == [*map(flat, expected)]
+            assert all_of(request) == [*map(flat, expected)]
     assert len(splits(register(tmp_path))) == 3
     columns = {"image": ["png", "jpg"], "label": "cls"}
     request = register(tmp_path / "a.tar.gz", columns=columns)
@@ -231,11 +227,11 @@ def test_samples_of_a_stream_that_lack_a_column(register: Register, tmp_path: Pa
         register(path)
     with pytest.raises(InvalidArgument, match="missing='skip' needs an index of it: give `fill`"):
         register(path, missing="skip")
-    assert len(everything(register(path, fill={"y": b""}))) == 1010
+    assert len(all_of(register(path, fill={"y": b""}))) == 1010
     request = register(path, count=False)
     with pytest.raises(Corrupt, match=r"record 1005 of .*it lacks \['y'\], which others have"):
-        everything(request)
-    assert len(everything(register(path, count=False, fill={"y": b""}))) == 1010
+        all_of(request)
+    assert len(all_of(register(path, count=False, fill={"y": b""}))) == 1010
 
 
 def _pack_mds(directory: Path, compression: str, *, all_shards: bool = True) -> None:
@@ -328,7 +324,7 @@ def test_cut_files_are_named_wherever_they_are_cut(
         with pytest.raises(Corrupt, match=f"{path} cannot be registered .* data are cut"):
             register(path, format="lines")
     path.write_bytes(first)
-    assert everything(register(path, format="lines")) == text[:100].splitlines()
+    assert all_of(register(path, format="lines")) == text[:100].splitlines()
 
 
 @pytest.mark.parametrize("kind", [".gz", ".zst"])
@@ -373,7 +369,7 @@ def test_a_damaged_record_of_a_stream_is_left_out(register: Register, tmp_path: 
         assert left == [5, 1700, 1701, 2999]
         assert found == [row for number, row in enumerate(rows) if number not in left]
         with pytest.raises(Corrupt, match=f"record 5 of {path} cannot be read: its checksum"):
-            everything(register(path, count=count))
+            all_of(register(path, count=count))
 
 
 @pytest.mark.parametrize("behind", [b"", b"\0" * 700, b"garbage"])
@@ -389,7 +385,7 @@ def test_what_lies_behind_gzip_is_padding_or_damage(
             register(path, format="lines")
     else:
         assert (
-            everything(register(path, format="lines"))
+            all_of(register(path, format="lines"))
             == gzip.decompress(path.read_bytes()).splitlines()
         )
 

@@ -17,7 +17,6 @@ from ...errors import FailedPrecondition
 from . import byte_sources, manifest
 from .formats import Damaged, Format, RecordFile
 from .known_formats import format_of
-from .partitions import Partitioned
 from .row_groups import RowGroups
 from .stores import is_url
 
@@ -124,8 +123,6 @@ class OpenFiles:
             except BaseException:
                 source.close()
                 raise
-            if entry.values:
-                return Partitioned(file, self._manifest.structure, entry.values)
             return file
         except (OSError, Damaged) as error:
             kind = FailedPrecondition if of_the_system(error) else Corrupt

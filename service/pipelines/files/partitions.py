@@ -6,17 +6,16 @@ entry (manifest.py), and are given with each of its records.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...blocks import Block, Component, Strings
+from ...blocks import Component, Strings
 from ...errors import InvalidArgument
 from .arrow_types import ArrowColumn, columns_of, pyarrow
-from .formats import Ints, Node, RecordFile
+from .formats import Node
 
 
 class Partitions(NamedTuple):
@@ -37,7 +36,7 @@ class Partitions(NamedTuple):
                     f"fill={{{name!r}: …}}, a value in its place, or other `columns`"
                 )
             values[name] = fill[name] if value is None else value
-            constant(self.nodes[name], values[name])
+            constant(self.nodes[name]["tensor"], values[name])
         return values
 
 
@@ -93,51 +92,20 @@ def _plain(column: ArrowColumn, value: Any) -> Any:
     return values.data.tobytes() if isinstance(values, Strings) else values[0].item()
 
 
-class Partitioned:
-    """An open file whose records have more columns, of one value each."""
-
-    def __init__(self, file: RecordFile, structure: str, values: Mapping[str, Any]) -> None:
-        """`structure` is of a record with these columns."""
-        self._file = file
-        self._values = [
-            constant(node, values[name]) if name in values else None
-            for name, node in json.loads(structure)["dict"]
-        ]
-
-    def read(self, first: int, stop: int) -> Iterator[Block]:
-        return map(self._with_values, self._file.read(first, stop))
-
-    def take(self, records: Ints) -> Block:
-        return self._with_values(self._file.take(records))
-
-    def _with_values(self, block: Block) -> Block:
-        rest = iter(block.components)
-        return Block(
-            block.count,
-            tuple(
-                next(rest) if value is None else Component(_repeated(value, block.count))
-                for value in self._values
-            ),
-        )
-
-    def group_of(self, record: int) -> range:
-        return self._file.group_of(record)
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def constant(node: Node, value: Any) -> Any:
+def constant(dtype: str, value: Any) -> Any:
     """The value as a column has it, bytes or an array of one. Raises OverflowError."""
-    if node["tensor"] == "string":
+    if dtype == "string":
         return value.encode() if isinstance(value, str) else value
-    found = np.array([value]).astype(node["tensor"])
+    found = np.array([value]).astype(dtype)
     if found.dtype.kind in "iu" and found[0] != value:
         raise OverflowError(f"{value} is no {found.dtype}")
     return found
 
 
-def _repeated(value: Any, count: int) -> Any:
-    if isinstance(value, bytes):
-        return Strings(np.full(count, len(value), np.int64), np.frombuffer(value * count, np.uint8))
-    return np.repeat(value, count)
+def repeated(dtype: str, value: Any, count: int) -> Component:
+    """A column of this value alone."""
+    value = constant(dtype, value)
+    if not isinstance(value, bytes):
+        return Component(np.repeat(value, count))
+    lengths = np.full(count, len(value), np.int64)
+    return Component(Strings(lengths, np.frombuffer(value * count, np.uint8)))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from ...structure import leaves
 from .formats import LARGE_BYTES, Ints, RecordFile, grouped, steps
 from .manifest import Files, Manifest
 from .open_files import FILES_AHEAD, OpenFiles, of_the_system
+from .partitions import repeated
 
 Numbered = tuple[Ints, Block]
 """Records, and each one's number in the order of all splits."""
@@ -35,17 +35,6 @@ Order = tuple[int, int]
 
 PART_RECORDS, MOST_TRIES = 64, 1 << 12
 """A damaged record is sought in so many parts of a file, of so many records."""
-
-
-class Damage(NamedTuple):
-    """What cannot be read."""
-
-    fault: ForebayError  # names it
-    records: Ints  # of those that were to be read
-    whole: tuple[int, int] | None = None
-    """The first record, and the number, of what is read at once with them and is damaged as a
-    whole; None if other reasons cannot be excluded."""
-    why: str = ""
 
 
 class RecordRanges:
@@ -100,16 +89,16 @@ class RecordRanges:
         blocks = self.files[number].read(first, stop)
         while first < stop:
             try:
-                block = next(blocks)
+                block = self._completed(number, next(blocks))
             except ForebayError:
                 raise
             except Exception as error:  # noqa: BLE001 - a library's reader may raise anything
                 if isinstance(error, StopIteration) and not self._is_counted:
                     return
                 most = stop if self._is_counted else first + MOST_TRIES * PART_RECORDS
-                found = self._damage(number, np.arange(first, min(stop, most)), error)
-                yield from self._read(number, first, int(found.records.min()))
-                first = int(found.records.max()) + 1
+                left = self._left_out(number, np.arange(first, min(stop, most)), error)
+                yield from self._read(number, first, int(left.min()))
+                first = int(left.max()) + 1
                 blocks = self.files[number].read(first, stop)
                 continue
             self._require_registered(number, block, first, range(stop - first + 1))
@@ -141,12 +130,11 @@ class RecordRanges:
         """Records of a file, and the places of those that are not left out."""
         while len(records):
             try:
-                block = self.files[number].take(records)
+                block = self._completed(number, self.files[number].take(records))
             except ForebayError:
                 raise
             except Exception as error:  # noqa: BLE001 - a library's reader may raise anything
-                found = self._damage(number, records, error)
-                good = ~np.isin(records, found.records)
+                good = ~np.isin(records, self._left_out(number, records, error))
                 records, places = records[good], places[good]
                 continue
             there = range(len(records), len(records) + 1)
@@ -154,19 +142,50 @@ class RecordRanges:
             return block, places
         return Block(0, ()), places
 
-    def _damage(self, number: int, records: Ints, error: Exception) -> Damage:
-        """Records that are left out, as they cannot be read. Raises ForebayError if they may not
-        be, which names the first one."""
+    def _completed(self, number: int, block: Block) -> Block:
+        """With the columns that the name of the file's directory has."""
+        values = self._manifest.files[number].values
+        if not values:
+            return block
+        there, rest = {f"[{name!r}]": values[name] for name in values}, iter(block.components)
+        return Block(
+            block.count,
+            tuple(
+                repeated(dtype, there[path], block.count) if path in there else next(rest)
+                for path, dtype, _ in self._fields
+            ),
+        )
+
+    def _left_out(self, number: int, records: Ints, error: Exception) -> Ints:
+        """Those of the records that are left out, as they cannot be read: the first one, or what is
+        read with it. Raises ForebayError if they may not be, which names the first one."""
         path, file = self._manifest.files[number].path, self.files[number]
         self.files.require_same(number)  # else it is no record's fault
+        row_groups = self.files.format.row_groups
         try:
-            found = _damage(path, file, records, error, self.files.format.row_groups)
-            if found.whole and self._may_leave_out(number, *found.whole, found.why):
+            bad = None if of_the_system(error) else _first_bad(file, records, row_groups)
+            found, error = bad or (records, error)
+            first, last = int(found.min()), int(found.max())
+            why = " ".join(str(error).split())[:300] or type(error).__name__
+            if of_the_system(error):
+                raise FailedPrecondition(f"{path} cannot be read: {why}") from error
+            if bad is None:
+                raise FailedPrecondition(
+                    f"records {first} to {last} of {path} cannot be read at once: {why}. Register "
+                    "the files with smaller split_records, or write the file again"
+                ) from error
+            whole = file.group_of(first) if row_groups else range(first, last + 1)
+            is_whole = row_groups or first == last  # else other reasons cannot be excluded
+            if is_whole and self._may_leave_out(number, whole.start, len(whole), why):
                 return found
+            which = f"record {first}" if first == last else f"a record from {first} to {last}"
+            raise Corrupt(
+                f"{which} of {path} cannot be read: {why}. Write the file again, register the "
+                'others without it, or leave out what cannot be read with on_error="skip"'
+            ) from error
         finally:
             if self.files.format.native:  # it may give nothing more of it
                 self.files.pop(number).close()
-        raise found.fault from error
 
     def _require_registered(self, number: int, block: Block, first: int, counts: range) -> None:
         """Raises PipelineError if records of a file, from this one on, are of other types than were
@@ -218,35 +237,6 @@ def _in_blocks(parts: list[tuple[Block, Ints]], count: int) -> Iterator[Block]:
             if low < high:
                 cut.append((part(block, low, high - low), places[low:high] - begin))
         yield merged(cut)
-
-
-def _damage(
-    path: str, file: RecordFile, records: Ints, error: Exception, row_groups: bool
-) -> Damage:
-    """The first record that cannot be read, or the records that are read with it."""
-    bad = None if of_the_system(error) else _first_bad(file, records, row_groups)
-    found, error = bad or (records, error)
-    first, last = int(found.min()), int(found.max())
-    why = " ".join(str(error).split())[:300] or type(error).__name__
-    if of_the_system(error):
-        return Damage(FailedPrecondition(f"{path} cannot be read: {why}"), found)
-    if bad is None:
-        return Damage(
-            FailedPrecondition(
-                f"records {first} to {last} of {path} cannot be read at once: {why}. Register the "
-                "files with smaller split_records, or write the file again"
-            ),
-            found,
-        )
-    which = f"record {first}" if first == last else f"a record from {first} to {last}"
-    fault = Corrupt(
-        f"{which} of {path} cannot be read: {why}. Write the file again, register the others "
-        'without it, or leave out what cannot be read with on_error="skip"'
-    )
-    if row_groups:
-        group = file.group_of(first)
-        return Damage(fault, found, (group.start, len(group)), why)
-    return Damage(fault, found, (first, 1) if first == last else None, why)
 
 
 def _first_bad(file: RecordFile, records: Ints, row_groups: bool) -> tuple[Ints, Exception] | None:
