@@ -225,12 +225,16 @@ def open_pipeline(
     Raises Unimplemented for an unknown kind, InvalidArgument if the dataset can't be sharded so,
     and FailedPrecondition if this worker may not, or cannot, run its Python.
     """
-    if (opener := _OPENERS.get(definition.WhichOneof("kind"))) is None:
-        raise Unimplemented(
-            f"this worker cannot run datasets of kind {definition.WhichOneof('kind')}; "
-            "run workers of the version that registered it"
-        )
-    return opener(definition, graph, shard, python)
+    match definition.WhichOneof("kind"):
+        case "tf_data_graph":
+            return _open_graph(definition, graph, shard, python)
+        case "python_function":
+            return _open_python(definition, graph, shard, python)
+        case other:
+            raise Unimplemented(
+                f"this worker cannot run datasets of kind {other}; "
+                "run workers of the version that registered it"
+            )
 
 
 def _open_graph(
@@ -284,13 +288,6 @@ def _open_python(
         may_skip=rules.may_skip, totals=rules.totals, fork_servers=rules.fork_servers or HERE,
         iteration=rules.iteration, cache=rules.cache,
     )  # fmt: skip
-
-
-_OPENERS: dict[str | None, Callable[..., Pipeline]] = {
-    "tf_data_graph": _open_graph,
-    "python_function": _open_python,
-}
-"""By the definition's kind."""
 
 
 def open_saved(

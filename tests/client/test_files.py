@@ -27,8 +27,8 @@ from forebay.service.pipelines.files.formats import Damaged, Facts
 from forebay.service.pipelines.files.known_formats import FORMATS
 from forebay.service.pipelines.files.manifest import FileEntry, Manifest, decode, difference
 from forebay.service.pipelines.files.reading import FileRecords
+from forebay.service.pipelines.kinds.file_paths import expanded
 from forebay.service.pipelines.kinds.files import definition
-from forebay.service.pipelines.kinds.patterns import expanded
 from forebay.service.proto.python_pb2 import PythonDataset
 from forebay.storage.errors import Corrupt
 from forebay.storage.tfrecord import frame

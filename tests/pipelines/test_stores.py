@@ -33,8 +33,8 @@ from forebay.service.pipelines.files.known_formats import FORMATS as KNOWN
 from forebay.service.pipelines.files.manifest import decode
 from forebay.service.pipelines.files.reading import FileRecords
 from forebay.service.pipelines.kinds import file_inspector
+from forebay.service.pipelines.kinds.file_paths import matches
 from forebay.service.pipelines.kinds.functions import listed
-from forebay.service.pipelines.kinds.patterns import matches
 from forebay.service.pipelines.python.pipeline import PythonPipeline
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto.python_pb2 import PythonDataset

@@ -105,6 +105,10 @@ TABLE_SIGNS = {
 `format`. (Iceberg has none that others have not.)"""
 
 
+TABLES = ("delta", "iceberg", "lance")
+"""Names of `format` that are of a table."""
+
+
 def guessed(entry: FileEntry, options: dict[str, Any]) -> str | None:
     """The format of a file, by its first bytes, or else by its name. `options` are storage_options.
     Raises OSError."""

@@ -222,10 +222,7 @@ def fetch(entry: FileEntry, options: dict[str, Any], start: int, stop: int) -> b
     another one than was registered."""
     try:
         with _errors_named(entry.path):
-            try:
-                return _fetched(entry, options, start, stop)
-            except _CutShort:
-                return _again(entry, options, start, stop)
+            return _fetched(entry, options, start, stop)
     except FileNotFoundError as error:
         raise entry.fault(f"cannot be read ({error.strerror})") from error
     except OSError as error:
@@ -239,6 +236,12 @@ class _CutShort(OSError):
     """A body ended early."""
 
 
+@tenacity.retry(
+    retry=tenacity.retry_if_exception_type(_CutShort),
+    stop=tenacity.stop_after_delay(RETRY_S),
+    wait=tenacity.wait_random_exponential(0.1, 5.0),
+    reraise=True,
+)
 def _fetched(entry: FileEntry, options: dict[str, Any], start: int, stop: int) -> bytes:
     if _by_obstore(entry.path):
         obstore, store, key = _store(entry.path, options)
@@ -259,14 +262,6 @@ def _fetched(entry: FileEntry, options: dict[str, Any], start: int, stop: int) -
     if len(data) != stop - start:
         raise _CutShort(errno.EIO, f"its body had {len(data)} of {stop - start} bytes")
     return data  # type: ignore[no-any-return]
-
-
-_again = tenacity.retry(
-    retry=tenacity.retry_if_exception_type(_CutShort),
-    stop=tenacity.stop_after_delay(RETRY_S),
-    wait=tenacity.wait_random_exponential(0.1, 5.0),
-    reraise=True,
-)(_fetched)
 
 
 def put(url: str, data: bytes, options: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ from ..files.known_formats import format_of
 from ..files.manifest import FileEntry
 from ..files.stores import is_url
 from ..python.fork_server import ForkServer, ended
-from .patterns import errors_named
+from .file_paths import errors_named
 
 log = logging.getLogger(__name__)
 

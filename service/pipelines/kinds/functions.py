@@ -35,7 +35,7 @@ from ..python.element_structures import element_spec_of, inferred, structure_of_
 from ..python.pipeline import PythonPipeline
 from ..python.stored import package_version, python_version
 from ..splits import SplitRange
-from . import remote_files
+from .file_paths import matching
 
 log = logging.getLogger(__name__)
 
@@ -206,7 +206,7 @@ def listed(splits: Any) -> Sequence[Any]:
     """The splits as a sequence; resolves a glob pattern. Raises InvalidArgument, and of URLs
     NotFound and FailedPrecondition."""
     if isinstance(splits, str) and is_url(splits):
-        return sorted(entry.path for entry in remote_files.matching(splits, {}))
+        return sorted(entry.path for entry in matching(splits, {}))
     if isinstance(splits, str | os.PathLike):
         found = sorted(glob.glob(os.fspath(splits), recursive=True))
         if not found:

@@ -23,13 +23,12 @@ from ..files import lance_tables
 from ..files.arrow_types import pyarrow
 from ..files.byte_sources import opened_now
 from ..files.formats import few
-from ..files.known_formats import TABLE_SIGNS
+from ..files.known_formats import TABLE_SIGNS, TABLES
 from ..files.manifest import FileEntry
 from ..files.partitions import Partitions, of_types
 from ..files.stores import is_url, listed, of_object_store, require_plain
-from .remote_files import heads
+from .file_paths import heads
 
-TABLES = ("delta", "iceberg", "lance")
 _HINT = "version-hint.text"
 """The name of a file in which a table of Iceberg may say its newest metadata."""
 
