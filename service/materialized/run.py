@@ -164,7 +164,6 @@ def _splits_of(dataset_id: str, dataset: pb.GetDatasetResponse) -> int:
 
 
 def _require_same(directory: str, plan: Plan, wanted: Plan, shards: int | None) -> None:
-    """Raises FailedPrecondition if the directory was begun with another plan."""
     pairs = [
         ("dataset", plan.dataset_id, wanted.dataset_id),
         ("definition", plan.fingerprint, wanted.fingerprint),

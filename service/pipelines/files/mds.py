@@ -76,7 +76,6 @@ class MdsColumn(NamedTuple):
 
 
 def _column(path: str, name: str, encoding: str, size: int | None) -> MdsColumn:
-    """Raises InvalidArgument."""
     kind, _, how = encoding.partition(":")
     if encoding in _BYTES:
         return MdsColumn(name, size, "string", ())

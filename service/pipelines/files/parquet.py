@@ -29,7 +29,6 @@ _DICTIONARY_BYTES = 2 << 20
 
 
 def _opened(source: ByteSource) -> Any:
-    """Raises Damaged."""
     arrow = pyarrow(source.path)
     try:
         return arrow.parquet.ParquetFile(

@@ -86,7 +86,6 @@ class SampleKinds(msgspec.Struct):
 
 
 def _kinds(said: bytes, records: int) -> SampleKinds:
-    """Raises Damaged."""
     try:
         found = msgspec.msgpack.decode(said, type=SampleKinds)
     except msgspec.MsgspecError as error:
@@ -151,7 +150,6 @@ def _refuse(
     kind: SampleKind,
     extensions: Sequence[str],
 ) -> None:
-    """Raises InvalidArgument: these samples have none of the extensions."""
     other = next(one for one in kinds if {*extensions} & {*one.names()})
     dots = f". {_ADVICE}" if any("." in name for name in extensions) else ""
     raise InvalidArgument(
@@ -351,7 +349,6 @@ def _require_records(header: bytes) -> None:
 
 
 def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Raises TarError."""
     for member in tar:
         if member.size < 0:  # tarfile would go back, and never end (CVE-2025-8194)
             raise tarfile.ReadError(f"member {member.name!r:.100} has {member.size} bytes")

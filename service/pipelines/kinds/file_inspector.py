@@ -17,7 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -49,6 +49,8 @@ _MANY, _MANY_OBJECTS = 1000, 16
 
 _FILLS = {"b": bool, "i": int, "u": int, "f": int | float, "O": str | bytes}
 """What stands for a null, by the kind of dtype."""
+
+_SENT = range(-(1 << 63), 1 << 64)
 
 _State = tuple[FileEntry, int | None]
 """What a file is, and when it was changed, if it is a local one."""
@@ -102,7 +104,7 @@ def _together(
     left_out = 0
     absent: set[str] | None = None  # columns that no file has
     is_cut = False  # of some files, a split cannot begin anywhere
-    named = [entry.path for entry in files[: manifest.MANY]]
+    first = [entry.path for entry in files[: manifest.MANY]]
     for number, listed in enumerate(files):
         path = listed.path
         with errors_named(path):
@@ -112,7 +114,11 @@ def _together(
                 if of_file:
                     structure = dict_of({**dict(facts.structure["dict"]), **of_file})
                     facts = facts._replace(structure=structure)
-                _require_names(path, facts.structure)
+                if odd := [name for name in named(facts.structure) if not is_utf8(name)]:
+                    raise InvalidArgument(
+                        f"{path} has columns {few(odd)}, whose names are no UTF-8: rename them, or "
+                        "read others by `columns`"
+                    )
                 _require_fill(path, facts, of_read)
                 values = outside.values_of(number, path, of_file, fill)
             except OverflowError as error:
@@ -153,11 +159,11 @@ def _together(
             )
     if absent:
         raise InvalidArgument(
-            f"no sample of {named} has an extension of columns "
+            f"no sample of {first} has an extension of columns "
             f"{few(sorted(absent))}: correct `columns`"
         )
     if of_first is None:
-        raise InvalidArgument(f"{named} have no records: give files that have some")
+        raise InvalidArgument(f"{first} have no records: give files that have some")
     total = sum(entry.records for entry in entries)
     if left_out and of == "tokens":
         log.warning("%d tokens are behind the last whole windows of their files", left_out)
@@ -186,15 +192,6 @@ def _require_fill(path: str, facts: Facts, fill: dict[str, Any]) -> None:
                 f"fill={{{name!r}: {value!r:.50}}} is no {dtype}, which that column of "
                 f"{path} is: give one"
             )
-
-
-def _require_names(path: str, structure: Any) -> None:
-    """Raises InvalidArgument."""
-    if odd := [name for name in named(structure) if not is_utf8(name)]:
-        raise InvalidArgument(
-            f"{path} has columns {few(odd)}, whose names are no UTF-8: rename them, or read others "
-            "by `columns`"
-        )
 
 
 def _common(one: Any, other: Any, *, widens: bool) -> Any:
@@ -241,7 +238,7 @@ def _looked_at(
     count = min(_MOST_PROCESSES, len(os.sched_getaffinity(0)), -(-len(files) // _IN_A_ROW))
     upcoming, asked = iter(files), deque[tuple[_State | OSError, _Process, int]]()
     with contextlib.ExitStack() as closing:
-        processes = [closing.enter_context(_Process(of, options)) for _ in range(count)]
+        processes = [_Process(of, options, closing) for _ in range(count)]
         turns = itertools.cycle(p for p in processes for _ in range(_IN_A_ROW))
         for listed in files:
             while (
@@ -285,7 +282,6 @@ def _state(listed: FileEntry) -> _State:
 
 
 def _require_unchanged(listed: FileEntry, before: _State) -> None:
-    """Raises FailedPrecondition, OSError."""
     if _state(listed) != before:
         raise FailedPrecondition(
             f"{listed.path} was changed while it was being registered: register again, when it is "
@@ -296,18 +292,12 @@ def _require_unchanged(listed: FileEntry, before: _State) -> None:
 class _Process:
     """Looks at files in a process of its own, which starts with the first one."""
 
-    def __init__(self, of: str, options: Options) -> None:
-        self._of, self._options = of, options
+    def __init__(self, of: str, options: Options, kept: contextlib.ExitStack) -> None:
+        """It is there until `kept` is closed."""
+        self._of, self._options, self._kept = of, options, kept
         self._asked: deque[FileEntry] = deque()  # without an answer yet
-        self._kept = contextlib.ExitStack()
         self._channel: Connection | None = None
         self._control: socket.socket
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._kept.close()
 
     def ask(self, entry: FileEntry) -> None:
         """Raises FailedPrecondition, OverflowError."""
@@ -347,9 +337,11 @@ class _Process:
 
     def _started(self) -> Connection:
         """Raises FailedPrecondition, OverflowError."""
-        fill = self._options.get("fill", {})
-        large = {name: float(value) for name, value in fill.items() if _is_large(value)}
-        about = [self._of, {**self._options, "fill": fill | large}]
+        fill = {  # integers that cannot be sent fit no column
+            name: float(value) if isinstance(value, int) and value not in _SENT else value
+            for name, value in self._options.get("fill", {}).items()
+        }
+        about = [self._of, {**self._options, "fill": fill}]
         self._kept.enter_context(fork_server_kept())
         ours, theirs = socket.socketpair()
         channel = self._kept.enter_context(Connection(ours.detach()))
@@ -367,8 +359,3 @@ class _Process:
                 f"the process that looks at files has not started: {ended(self._control)}"
             )
         return channel
-
-
-def _is_large(value: Any) -> bool:
-    """Whether it is an integer that cannot be sent, and fits no column."""
-    return isinstance(value, int) and not -(1 << 63) <= value < 1 << 64

@@ -124,7 +124,6 @@ def _matching(pattern: str) -> list[str]:
 
 
 def _given(files: Any) -> list[str]:
-    """Raises InvalidArgument."""
     if isinstance(files, str | os.PathLike):
         files = [files]
     advice = "give a pattern, a file, a directory, or a list of them"
@@ -260,7 +259,6 @@ def fixed(pattern: str) -> str:
 
 
 def _require_few(pattern: str, names: int) -> None:
-    """Raises InvalidArgument."""
     if names > MOST_EXPANDED:
         raise InvalidArgument(
             f"{pattern!r:.100} is more than {MOST_EXPANDED} names: give a pattern with *"

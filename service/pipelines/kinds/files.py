@@ -170,7 +170,6 @@ def definition(
 
 
 def _require_option(of: str, name: str, value: Any) -> None:
-    """Raises InvalidArgument for an option that the format does not have."""
     if name not in format_of(of).options:
         formats = [one for one, about in FORMATS.items() if name in about.options]
         raise InvalidArgument(f"{name}={value!r:.100} is for {formats}, and this is {of!r}")
@@ -186,7 +185,6 @@ def _options(
     tokens: dict[str, Any] | None,
     count: bool,
 ) -> dict[str, Any]:
-    """Raises InvalidArgument for an option that the format does not have."""
     takes = format_of(of).options
     if isinstance(columns, Mapping):
         if "alternatives" not in takes:
@@ -279,7 +277,6 @@ def _cuts(found: Facts, size_bytes: int, split_records: int | None, *, whole: bo
 def _stored(
     of_files: Manifest, function: Callable[[Any], Any] | None, packages: Iterable[str]
 ) -> python_pb2.PythonDataset:
-    """Raises InvalidArgument."""
     stored, needed = python_pb2.PythonDataset(), package_names(packages)
     if function is not None:
         stored = stored_of(PythonDataset(function, None, packages=needed))
