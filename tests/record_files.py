@@ -61,8 +61,8 @@ def definition_of(request: pb.RegisterDatasetRequest) -> ev.DatasetDefinition:
 @contextlib.contextmanager
 def running(request: pb.RegisterDatasetRequest, **rules: Any) -> Iterator[Any]:
     """What a worker has of it, with these PythonRules."""
-    python = PythonRules(**{"processes": 1, "where": "here:1"} | rules)
-    pipeline = open_pipeline(definition_of(request), request.python, python=python)
+    given: dict[str, Any] = {"processes": 1, "where": "here:1"} | rules
+    pipeline = open_pipeline(definition_of(request), request.python, python=PythonRules(**given))
     with contextlib.closing(pipeline):
         yield pipeline
 

@@ -250,7 +250,7 @@ def test_values_that_fill_nulls(register: Register, tmp_path: Path) -> None:
     assert count_of(register(path, columns=["f"], fill={"f": 0})) == 2
     wrong: dict[str, tuple[Any, ...]] = {
         "i": (1.5, np.float64(2), True, "1", 2**31, 2**70, None),
-        "u": (-1,), "f": ("x", True), "b": (1,), "s": (1, b"\xff"), "y": (1,), "k": (1,),
+        "u": (-1,), "f": ("x", True), "b": (1,), "s": (1,), "y": (1,), "k": (1,),
         "t": (1.5, datetime.datetime.fromtimestamp(0, datetime.UTC), np.datetime64(0, "us")),
         "d": (datetime.date(2020, 1, 1),),
         "l": (b"ab", -1, 1.5, [1], np.zeros(1)), "p": (b"ab", 256, [1, 2]), "n": (1, ["ab"]),

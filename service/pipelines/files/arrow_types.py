@@ -124,21 +124,6 @@ class ArrowColumn:
         """What its numbers are, if they are times."""
         return str(self.kind) if self._arrow.types.is_temporal(self.kind) else None
 
-    def require_fill(self) -> None:
-        """Raises InvalidArgument for a `fill` that cannot stand for a null."""
-        if self._fill is None:
-            return
-        kind = self.kind
-        if self._arrow.types.is_decimal(kind):
-            kind = self._arrow.large_binary()
-        try:
-            self._arrow.scalar(self._fill, kind)
-        except (ValueError, TypeError, OverflowError, NotImplementedError, AttributeError) as error:
-            raise InvalidArgument(
-                f"fill={{{self.name!r}: {self._fill!r:.50}}} is no {kind}, which that column "
-                f"of {self._path} is: give one"
-            ) from error
-
     def _stages(self, column: Any) -> Iterator[tuple[list[Ints], Any]]:
         """The lists on the way to the leaf's values, and these, of a field's array, each with the
         lengths of the lists above. A null struct is nulls of its fields."""
@@ -179,9 +164,9 @@ class ArrowColumn:
             valid = array.is_valid().to_numpy(zero_copy_only=False)
             yield self._keys_valid, self._shaped(valid, lengths)
         if array.null_count:
-            value = self._fill
-            if value is None:
-                value = b"" if self.is_text else False if self.kind.bit_width == 1 else 0
+            value = (b"" if self.is_text else 0) if self._fill is None else self._fill
+            if not self.is_text:
+                value = np.dtype(_dtype(array.type)).type(value)
             array = array.fill_null(self._arrow.scalar(value, array.type))
         yield self.keys, self._shaped(_values(array), lengths)
 
@@ -274,8 +259,6 @@ def wanted(path: str, columns: Sequence[ArrowColumn], options: Options) -> list[
     found = {*chosen(path, [one.name for one in columns], options | {"columns": names})}
     read = [one for one in columns if one.name in found]
     structure_of(read)
-    for one in read:
-        one.require_fill()
     return read
 
 

@@ -15,7 +15,7 @@ import os
 import socket
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -187,7 +187,11 @@ def _require_fill(path: str, facts: Facts, fill: dict[str, Any]) -> None:
             )
         dtype = node.get("tensor") or node["ragged"]
         kind = "O" if dtype == "string" else np.dtype(dtype).kind
-        if not isinstance(value, _FILLS[kind]) or (isinstance(value, bool) and kind != "b"):
+        is_right = isinstance(value, _FILLS[kind]) and (kind == "b" or not isinstance(value, bool))
+        if is_right and kind in "iu":
+            about = np.iinfo(dtype)
+            is_right = about.min <= value <= about.max
+        if not is_right:
             raise InvalidArgument(
                 f"fill={{{name!r}: {value!r:.50}}} is no {dtype}, which that column of "
                 f"{path} is: give one"
@@ -228,7 +232,7 @@ def _those(columns: dict[str, Any], others: dict[str, Any]) -> str:
 
 def _looked_at(
     of: str, options: Options, files: Sequence[FileEntry]
-) -> Iterator[tuple[FileEntry, Facts]]:
+) -> Generator[tuple[FileEntry, Facts], None, None]:
     """Each file of a format as it is now, and what it has. Close it. Raises of the next file
     Corrupt, OSError, InvalidArgument, OverflowError, and FailedPrecondition if it was changed
     meanwhile, or the library is not installed."""
