@@ -47,11 +47,6 @@ class PythonRules(NamedTuple):
     cache: tuple[str, int] = ("", 0)  # of ranges of objects: the directory, and how many bytes
     data_roots: tuple[str, ...] = ()  # that graphs and files of records must lie below; (): none
 
-    @property
-    def width(self) -> int:
-        """The number of processes of a run."""
-        return self.processes or len(os.sched_getaffinity(0))
-
 
 FAR_READERS = 3  # times as many processes read an object store: they wait for its answers
 
@@ -210,7 +205,8 @@ def processes_of(definition: ev.DatasetDefinition, stored: bytes, python: Python
     """How many processes run a range, or a bundle, at a time; 0: it runs in this process."""
     if not definition.HasField("python_function"):
         return 0
-    return python.width * (FAR_READERS if PythonDataset.FromString(stored).far else 1)
+    most = python.processes or len(os.sched_getaffinity(0))
+    return most * (FAR_READERS if PythonDataset.FromString(stored).far else 1)
 
 
 def open_pipeline(

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from ....storage.thread_pool import ThreadPool
 from ...errors import FailedPrecondition, InvalidArgument, NotFound
@@ -40,19 +40,12 @@ MOST_EXPANDED = 1 << 18
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
-class FilesFound(NamedTuple):
-    """Files to register."""
-
-    entries: list[FileEntry]  # of local files only their absolute paths
-    places: list[str]
-    """Where each is below what was given; as PyArrow has it, of a list of files their whole
-    paths."""
-    format: str
-
-
-def resolved(files: Paths, named: str | None, options: dict[str, Any]) -> FilesFound:
-    """The files, whose format may be `named`. `options` are storage_options. Raises
-    InvalidArgument, NotFound, FailedPrecondition."""
+def resolved(
+    files: Paths, named: str | None, options: dict[str, Any]
+) -> tuple[list[FileEntry], list[str], str]:
+    """The files, of local ones only their absolute paths; where each is below what was given, of a
+    list their whole paths, as PyArrow has it; and their format, which may be `named`. `options` are
+    storage_options. Raises InvalidArgument, NotFound, FailedPrecondition."""
     if named is not None and named not in format_names():
         raise InvalidArgument(
             f"format={named!r} must be one of {sorted({*format_names(), *TABLES})}, or install the "
@@ -109,7 +102,7 @@ def resolved(files: Paths, named: str | None, options: dict[str, Any]) -> FilesF
             f"{entries[0].path} is of no format that its first bytes or its name tell: it may be "
             f"compressed; or give format, one of {format_names()}"
         )
-    return FilesFound(entries, places, format_)
+    return entries, places, format_
 
 
 def _matching(pattern: str) -> list[str]:
