@@ -28,6 +28,10 @@ from ...extras import imported
 from .formats import Damaged, Ints, Node, Options, chosen, dict_of, of_rows
 
 _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
+_TEXTS = {
+    *("string", "large_string", "string_view", "binary", "large_binary", "binary_view"),
+    "fixed_size_binary",
+}
 """Arrow's names."""
 
 
@@ -376,15 +380,7 @@ def _dtype(kind: Any) -> str | None:
 
 
 def is_text(kind: Any) -> bool:
-    from pyarrow import types
-
-    return any(
-        is_it(kind)
-        for is_it in (
-            *(types.is_string, types.is_large_string, types.is_string_view, types.is_binary),
-            *(types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary),
-        )
-    ) and not types.is_decimal(kind)
+    return str(kind).partition("[")[0] in _TEXTS
 
 
 def is_list(kind: Any) -> bool:
