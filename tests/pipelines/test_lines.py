@@ -16,6 +16,7 @@ from forebay.service.pipelines.files import lines, streams
 from forebay.service.pipelines.files.reading import FileRecords
 from forebay.service.proto.python_pb2 import PythonDataset
 from forebay.storage.errors import Corrupt
+from forebay.storage.tfrecord import frame
 
 from ..record_files import Register, all_records, flat
 
@@ -312,6 +313,10 @@ def test_each_format_has_its_index(register: Register, tmp_path: Path) -> None:
         assert all_records(of_json) == [{"x": 1}, {"x": 2}]
         assert all_records(of_text) == [b'{"x": 1}', b"", b'{"x": 2}']
     assert register(tmp_path / "*").lengths == of_json.lengths  # indices are no data
+    path.write_bytes(frame(b"no\nJSON") * 3)
+    with pytest.raises(Corrupt, match="line 1 is no JSON object"):
+        register(path)
+    assert sum(register(path, format="tfrecord").lengths) == 3
 
 
 def test_which_files_are_text(register: Register, tmp_path: Path) -> None:

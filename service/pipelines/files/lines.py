@@ -115,7 +115,12 @@ class _Decoder:
 
 def _inspect_json(source: ByteSource, options: Options) -> Facts:
     walk, path = _Lines(skips_blank=True), source.path
-    source = unpacked(source, options, walk)
+    source, skips = unpacked(source, options, walk), options.get("skips")
+    head = bytes(source.read(0, 512)).removeprefix(_BOM)
+    begin = head.lstrip()
+    if begin and not begin.startswith(b"{") and not skips:  # no index is left of another format
+        line = 1 + head[: -len(begin)].count(b"\n")
+        raise Damaged(f"line {line} is no JSON object")
     records, _ = record_index.counted(source, options, walk)
     if not records:
         return Facts(0, dict_of({}))
@@ -124,7 +129,7 @@ def _inspect_json(source: ByteSource, options: Options) -> Facts:
         of = (formats.pieces(source, file.offsets, np.arange(*step)) for step in steps)
         found = [bytes(one) for one in itertools.chain.from_iterable(of)]
         said = file.said()
-    skips, rows = options.get("skips"), dict[int, Any]()
+    rows = dict[int, Any]()
     for record, text in enumerate(found):
         try:
             rows[record] = _decode_object(text)
