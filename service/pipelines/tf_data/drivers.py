@@ -20,7 +20,6 @@ the step ends.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -31,7 +30,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...errors import PipelineError
-from ..splits import SplitFeed, SplitRange
+from ..splits import SplitRange
 from .feeds import LoadedGraph
 from .queues import OwnedQueue
 from .split_files import Begun
@@ -183,18 +182,13 @@ class BundleDrivers:
     """A trace with its drivers, one for each concurrent bundle, whoever reads it. Thread-safe."""
 
     has_drivers = True
+    may_be_shared = True
 
     def __init__(self, trace: BundleTrace) -> None:
         self.trace = trace
         self._lock = threading.Lock()
         self._idle: list[BundleDriver] = []
         self._begun: list[BundleDriver] = []  # all drivers whose steps may still run
-
-    def load(self, feed: SplitFeed | None) -> contextlib.ExitStack:
-        return contextlib.ExitStack()  # nothing: all bundles share what the trace has
-
-    def may_be_shared(self, loaded: object) -> bool:
-        return True
 
     def take(self, queues: list[OwnedQueue]) -> BundleDriver:
         with self._lock:

@@ -71,6 +71,11 @@ class TracedGraph:
         self.component_specs = output_specs(parsed.dataset)
         self.calls_functions = calls_functions(parsed)
         self._is_stateful, self._calls_stateful = _states_of(parsed)
+        self._is_rewritten = all(
+            _rewrites(options_of(node.attr["serialized_options"].s))
+            for node in parsed.proto.node
+            if node.op == "OptionsDataset"
+        )
         # Set the options again: those from below an endless repeat don't pass its gate.
         options = options_of(walk.options if walk else b"")
         if options.deterministic is False:
@@ -114,15 +119,13 @@ class TracedGraph:
         return LoadedGraph(self._build, asked, self._per_element)
 
     def may_be_shared(self, options: tf.data.Options) -> bool:
-        """Whether runs with these options share nothing but the graph.
+        """Whether runs share nothing but the graph; `options` are added to its own.
 
         A stateful function of the pipeline has separate state in each run as long as TensorFlow
         rewrites the dataset, because rewriting copies the functions.
         """
-        rewriting = options.experimental_optimization
-        rewritten = rewriting.apply_default_optimizations is not False
-        rewritten &= rewriting.noop_elimination is not False
-        return not self._is_stateful and (rewritten or not self._calls_stateful)
+        is_rewritten = self._is_rewritten and _rewrites(options)
+        return not self._is_stateful and (is_rewritten or not self._calls_stateful)
 
     def close(self) -> None:
         """Free TensorFlow's resources. Idempotent. No run may still use it."""
@@ -420,6 +423,14 @@ def _states_of(graph: Graph) -> tuple[bool, bool]:
     functions = [node.op for f in graph.proto.library.function for node in f.node_def]
     in_graph = any(map(_has_state, nodes)) or not TABLES.isdisjoint(functions)
     return in_graph, any(map(_has_state, functions))
+
+
+def _rewrites(options: tf.data.Options) -> bool:
+    """Whether TensorFlow rewrites a dataset, as far as these options say."""
+    rewriting = options.experimental_optimization
+    return rewriting.apply_default_optimizations is not False and (
+        rewriting.noop_elimination is not False
+    )
 
 
 def _has_state(op: str) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,18 +72,23 @@ class TfDataPipeline:
         def make() -> RunTrace:
             return self._trace(RunTrace, TracedGraph(self._graph, registered), BLOCK_BYTES)
 
-        trace, loaded, release = self._load(registered, make, feed)
-        source = LongRun(trace, loaded, release)
+        with contextlib.ExitStack() as held, self._explaining():
+            trace, release = self._take(registered, make)
+            held.callback(release)
+            loaded = trace.load(feed)
+            held.callback(loaded.close)
+            source = LongRun(trace, loaded, held.pop_all().close)
         self._long_runs.add(source)
         return TfDataRun(trace, source, explained=self._explained)
 
     def bundle(self, splits: SplitRange, *, number: int, seed: int, start: int = 0) -> TfDataRun:
         """Raises InvalidGraph, NotSplittable, UnsupportedElement, PipelineError."""
         require_bundle(self._sources, splits, start)
-        drivers, release = self._load_bundles()
-        with self._lock:
-            if self._release is None:
-                _, self._release = self._load_bundles()
+        with self._explaining():
+            drivers, release = self._take_bundles()
+            with self._lock:
+                if self._release is None:
+                    _, self._release = self._take_bundles()
         numbers = [splits.first, splits.count, key_of(seed, number), start]
         source = DrivenBundle(drivers, numbers, release)
         return TfDataRun(drivers.trace, source, number, start, self._explained)
@@ -99,13 +105,12 @@ class TfDataPipeline:
         for source in list(self._long_runs):
             source.join(UNWIND_S)
 
-    def _load_bundles(self) -> tuple[BundleDrivers, Callable[[], None]]:
+    def _take_bundles(self) -> tuple[BundleDrivers, Callable[[], None]]:
         def make() -> BundleDrivers:
             graph = BundleGraph(self._graph, self._sources)
             return BundleDrivers(self._trace(BundleTrace, graph, BUNDLE_BLOCK_BYTES))
 
-        drivers, _, release = self._load(self._sources, make, kind="bundles")
-        return drivers, release
+        return self._take(self._sources, make, kind="bundles")
 
     def _trace(
         self, kind: Callable[..., T], graph: TracedGraph | BundleGraph, block_bytes: int
@@ -116,16 +121,16 @@ class TfDataPipeline:
             graph.close()
             raise
 
-    def _load(
-        self,
-        sources: Sequence[ev.SplitSource] | None,
-        make: Callable[[], K],
-        feed: SplitFeed | None = None,
-        kind: str = "",
-    ) -> tuple[K, Any, Callable[[], None]]:
+    def _take(
+        self, sources: Sequence[ev.SplitSource] | None, make: Callable[[], K], kind: str = ""
+    ) -> tuple[K, Callable[[], None]]:
         known = None if sources is None else tuple(s.SerializeToString() for s in sources)
+        return TRACES.take((*self._key, known, kind), len(self._graph), make)
+
+    @contextlib.contextmanager
+    def _explaining(self) -> Iterator[None]:
         try:
-            return TRACES.load((*self._key, known, kind), len(self._graph), make, feed)
+            yield
         except tf.errors.OpError as error:
             raise self._explained(pipeline_error(error), {}) from error
 

@@ -13,7 +13,7 @@ import itertools
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
 import tensorflow as tf
@@ -54,12 +54,8 @@ class Kept(Protocol):
     """What `Traces` keeps: a trace, perhaps with its drivers."""
 
     has_drivers: bool
-
-    def load(self, feed: SplitFeed | None, /) -> Any:
-        """What a run has of its own, to be closed. Raises TensorFlow's errors."""
-
-    def may_be_shared(self, loaded: Any, /) -> bool:
-        """Whether runs share nothing but the trace; `loaded` is any run's."""
+    may_be_shared: bool
+    """Whether runs share nothing but the trace."""
 
     def end_idle(self) -> None:
         """End drivers that wait for the next bundle."""
@@ -189,13 +185,19 @@ class Drive:
     """A traced function that moves elements to queues."""
 
     def __init__(self, function: Callable[..., Tensor], *inputs: Any) -> None:
-        self._places = Places()
+        self._places, self._free = itertools.count(), list[int]()
         self._function = concrete(lambda *own: [function(*own)], inputs)
 
     def call(self, *inputs: Tensor) -> None:
         """Run until the end. Raises TensorFlow's errors."""
-        with self._places.taken() as place:
+        try:
+            place = self._free.pop()
+        except IndexError:
+            place = next(self._places)
+        try:
             call_unoptimized(self._function, *inputs, place=place)
+        finally:
+            self._free.append(place)
 
 
 _drives: weakref.WeakValueDictionary[Hashable, Drive] = weakref.WeakValueDictionary()
@@ -238,14 +240,11 @@ class RunTrace(Trace):
             if self.traced is None:
                 self.traced = Drive(drive, tf.TensorSpec([], tf.variant), *handles)
                 _drives[key] = self.traced
+        self.may_be_shared = graph.may_be_shared(self._options)
 
     def load(self, feed: SplitFeed | None) -> LoadedGraph:
         """The dataset of one run. Raises TensorFlow's errors."""
         return self._graph.load(feed)
-
-    def may_be_shared(self, loaded: LoadedGraph) -> bool:
-        options = dataset_ops._VariantDataset(loaded.variant, self._graph.component_specs).options()
-        return self._graph.may_be_shared(options.merge(self._options))
 
     def end_idle(self) -> None:
         pass
@@ -297,25 +296,6 @@ class BundleTrace(Trace):
         return OwnedQueue(self._requests)
 
 
-class Places:
-    """Numbers for concurrent runs, the smallest free one first. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._taken: set[int] = set()
-
-    @contextlib.contextmanager
-    def taken(self) -> Iterator[int]:
-        with self._lock:
-            place = next(i for i in itertools.count() if i not in self._taken)
-            self._taken.add(place)
-        try:
-            yield place
-        finally:
-            with self._lock:
-                self._taken.remove(place)
-
-
 class _Entry:
     def __init__(self, size: int) -> None:
         self.size = size
@@ -344,42 +324,32 @@ class Traces:
         self._lock = threading.Lock()
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()  # the last used is last
 
-    def load(
-        self, key: Hashable, size: int, make: Callable[[], K], feed: SplitFeed | None
-    ) -> tuple[K, Any, Callable[[], None]]:
-        """The trace under `key`, which `make` creates if needed; what a run with this feed has of
-        it; and a function to call when the run is over. `size` is the graph's, in bytes. Raises
-        what making and loading the trace raise.
-        """
+    def take(self, key: Hashable, size: int, make: Callable[[], K]) -> tuple[K, Callable[[], None]]:
+        """The trace under `key`, which `make` creates if needed; and a function to call when the
+        run is over. `size` is the graph's, in bytes. Raises what `make` raises."""
         with self._lock:
             entry = self._entries.setdefault(key, _Entry(size))
             entry.users += 1
-        trace: K | None = None
-        loaded: Any = None
+        own: K | None = None  # a trace for this run alone
 
         def release() -> None:
-            if loaded is not None:
-                loaded.close()
-            if trace is not None and trace is not entry.kept:
-                trace.close()
+            if own is not None:
+                own.close()
             self._release(key, entry)
 
         try:
             with entry.tracing:  # one traces while the others wait
-                trace = cast("K | None", entry.kept)
-                if trace is None and entry.shared:
-                    trace = make()
-                    loaded = trace.load(feed)
-                    entry.shared = trace.may_be_shared(loaded)
-                    entry.kept = trace if entry.shared else None
-            if trace is None:
-                trace = make()
-            if loaded is None:
-                loaded = trace.load(feed)
+                if entry.kept is None and entry.shared:
+                    own = make()
+                    entry.shared = own.may_be_shared
+                    if entry.shared:
+                        entry.kept, own = own, None
+            if entry.kept is None and own is None:
+                own = make()
         except BaseException:
             release()
             raise
-        return trace, loaded, release
+        return cast("K", own or entry.kept), release
 
     def users(self) -> list[int]:
         """How many runs use each trace, the one that was used last at the end."""
