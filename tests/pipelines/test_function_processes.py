@@ -312,7 +312,7 @@ def test_a_process_that_dies_while_it_has_nothing_to_do_is_replaced() -> None:
         def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
             if len(found) == 1:  # it has ended its split, or nothing would be asked for
                 os.kill(found[0], signal.SIGKILL)
-                while run._idle and run._idle[0].lives:
+                while (idle := pipeline._children._idle) and idle[0].lives:
                     time.sleep(0.001)
             return super().next_range(source, opening, endless)
 

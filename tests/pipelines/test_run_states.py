@@ -17,30 +17,21 @@ from forebay.service.pipelines.python.run_states import (
     EndLate,
     FailureRules,
     Instruction,
-    Made,
     RunStates,
     StartRun,
-    Warn,
 )
 from forebay.service.proto.python_pb2 import RAISE, RETRY, SKIP, OnError
 
 
 def states(
-    on_error: OnError = RAISE,
-    limit: int = 100,
-    width: int = 2,
-    complete: list[SplitRange] | None = None,
-    **how: Any,
+    on_error: OnError = RAISE, limit: int = 100, width: int = 2, **how: Any
 ) -> tuple[RunStates, Any]:
-    """And how to tell it of an event, at second 0. `complete` gets the ranges that came whole."""
+    """And how to tell it of an event, at second 0."""
     made = RunStates(FailureRules(on_error, limit, how.pop("timeout_s", 0), "w:1"), width, **how)
 
-    complete = [] if complete is None else complete
-
     def tell(event: str, *what: Any, now_s: float = 0) -> list[Instruction]:
-        told = getattr(made, event)(*what, now_s)
-        complete.extend(i.splits for i in told if isinstance(i, Made))
-        return [i for i in told if not isinstance(i, Warn | Made)]
+        told: list[Instruction] = getattr(made, event)(*what, now_s)
+        return told
 
     return made, tell
 
@@ -72,7 +63,9 @@ def test_starts_that_fail_count_for_their_own_splits(on_error: OnError) -> None:
         tell("failed", 0, died)
 
 
-def test_who_takes_too_long_is_ended_once_and_not_for_what_others_wait() -> None:
+def test_who_takes_too_long_is_ended_once_and_not_for_what_others_wait(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     made, tell = states(timeout_s=5)
     tell("begun")
     tell("granted", SplitRange(0, 9, 0))
@@ -90,10 +83,10 @@ def test_who_takes_too_long_is_ended_once_and_not_for_what_others_wait() -> None
     made, _ = states()
     made.begun(0)
     made.granted(SplitRange(0, 9, 0), 0)
-    assert made.polled({0: ElementPlace(0, 0)}, 1) == []
-    (said,) = made.polled({0: ElementPlace(0, 0)}, 1 + SILENT_S)
-    assert said == Warn("a Python dataset's function is in split 0, element 0 for 60 s")
-    assert made.polled({0: ElementPlace(0, 0)}, 100) == []
+    for now_s in (1, 1 + SILENT_S, 100):
+        assert made.polled({0: ElementPlace(0, 0)}, now_s) == []
+    (said,) = caplog.messages
+    assert said == "a Python dataset's function is in split 0, element 0 for 60 s"
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -161,14 +154,14 @@ def test_whatever_fails_when_each_element_comes_once(on_error: OnError, seed: in
 
 
 def test_a_range_is_made_once_all_of_it_came_whatever_failed() -> None:
-    complete: list[SplitRange] = []
-    made, tell = states(RETRY, width=1, complete=complete)
+    complete: list[int] = []
+    made, tell = states(RETRY, width=1)
     tell("begun")
-    whole = SplitRange(0, 6, 0)
+    whole = SplitRange(0, 6, 0, made=complete.append)
     assert tell("granted", whole) == [StartRun(0, 0, 6, 0)]
     made.received(0, 3, ElementPlace(2, 1))
     failure = Failed("UNKNOWN", "text", ElementPlace(2, 1))
     assert tell("failed", 0, failure) == [StartRun(0, 2, 4, 1)]
     assert complete == []
     tell("done", 0)
-    assert complete == [whole]
+    assert complete == [6]

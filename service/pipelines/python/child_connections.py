@@ -32,16 +32,9 @@ class ElementPlace(NamedTuple):
 
 
 class Received(NamedTuple):
-    """Elements, the place behind them, and the metrics of splits that end with them."""
+    """Elements, or None; the place behind them, and the metrics of splits that end there."""
 
-    block: Block
-    behind: ElementPlace
-    metrics: pb.Metrics
-
-
-class Counted(NamedTuple):
-    """Metrics, up to this place, of splits that end without elements."""
-
+    block: Block | None
     behind: ElementPlace
     metrics: pb.Metrics
 
@@ -79,7 +72,7 @@ class Died(NamedTuple):
     file: int = -1  # that it read last, of a dataset of files
 
 
-Event = Received | Counted | AskedToSkip | Finished | Failed | Died
+Event = Received | AskedToSkip | Finished | Failed | Died
 
 
 class StoredDataset:
@@ -181,7 +174,7 @@ class PythonChild:
                 block = replace(read(count, header, payload), loan=loan)
                 return Received(block, ElementPlace(*behind), pb.Metrics.FromString(metrics))
             case ["counted", behind, metrics]:
-                return Counted(ElementPlace(*behind), pb.Metrics.FromString(metrics))
+                return Received(None, ElementPlace(*behind), pb.Metrics.FromString(metrics))
             case ["skip", split, element, records, reason]:
                 return AskedToSkip(ElementPlace(split, element), records, reason)
             case ["end"]:

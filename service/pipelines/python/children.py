@@ -12,7 +12,7 @@ from .fork_server import ForkServer
 TEARDOWN_MS = 5_000
 
 
-def finish(children: Sequence[PythonChild]) -> None:
+def _finish(children: Sequence[PythonChild]) -> None:
     """End idle children, all at once. Each runs its function's teardown, for a few seconds at
     most."""
     for child in children:
@@ -45,16 +45,17 @@ class Children:
                 return found
             found.kill()
 
-    def give_back(self, children: Sequence[PythonChild]) -> None:
-        """Return idle children. Those beyond the number to keep end at once."""
+    def give_back(self, child: PythonChild) -> None:
+        """Return an idle child. One beyond the number to keep ends at once."""
         with self._lock:
-            kept = 0 if self._closed else max(0, self._most_idle - len(self._idle))
-            self._idle += children[:kept]
-        finish(children[kept:])
+            if not self._closed and len(self._idle) < self._most_idle:
+                self._idle.append(child)
+                return
+        _finish([child])
 
     def close(self) -> None:
         """End idle children, and others when they are given back. Idempotent."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
-        finish(idle)
+        _finish(idle)

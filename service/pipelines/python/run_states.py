@@ -2,7 +2,7 @@
 
 Events, which are methods, return instructions; `PythonRun` (runs.py) carries these out. The module
 has no process, thread or clock, so tests can try any order of events. A run has `width` slots,
-numbered from 0. At most one process works in each.
+numbered from 0. At most one process works in each. A range whose elements all came is `made`.
 
 An idle slot asks for a range, which goes to one process as a whole. Asking implies that all earlier
 ranges were begun. A process asks itself whether it may leave out what fails; one that has ended
@@ -12,6 +12,7 @@ cannot: its split is reported, and the rest of its range continues after the ans
 from __future__ import annotations
 
 import collections
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,6 +23,8 @@ from ...proto.python_pb2 import RETRY, SKIP, OnError
 from ..splits import SkipReport, SplitRange
 from .child_blocks import no_more
 from .child_connections import Died, ElementPlace, Failed
+
+log = logging.getLogger(__name__)
 
 SILENT_S = 60.0
 """An element that takes this long is logged."""
@@ -67,17 +70,7 @@ class EndLate(NamedTuple):
     slot: int
 
 
-class Made(NamedTuple):
-    """All elements of these splits came."""
-
-    splits: SplitRange
-
-
-class Warn(NamedTuple):
-    text: str
-
-
-Instruction = Ask | StartRun | SkipReport | EndLate | Made | Warn
+Instruction = Ask | StartRun | SkipReport | EndLate
 """`answered` follows a SkipReport, and `granted` an Ask."""
 
 
@@ -88,9 +81,10 @@ class _Given:
     splits: SplitRange
     left: int
 
-    def end(self, splits: int) -> list[Instruction]:
+    def end(self, splits: int) -> None:
         self.left -= splits
-        return [] if self.left or not splits else [Made(self.splits)]
+        if splits and not self.left:
+            self.splits.made(self.splits.count)
 
 
 @dataclass
@@ -158,7 +152,8 @@ class RunStates:
     def done(self, slot: int, now_s: float) -> list[Instruction]:
         """The slot's process has run its range."""
         work = self._working.pop(slot)
-        return work.given.end(work.stop - work.first) + self._hand_out(now_s)
+        work.given.end(work.stop - work.first)
+        return self._hand_out(now_s)
 
     def failed(self, slot: int, failure: Failed | Died, now_s: float) -> list[Instruction]:
         """The slot's process has failed, or has died and is gone. Raises PipelineError, which ends
@@ -213,7 +208,7 @@ class RunStates:
                 work.late = f"{where}: it has taken longer than {limit_s:g} s"
                 out.append(EndLate(slot))  # its sent elements still come, and then its end
             if silent_s >= SILENT_S and not work.warned:
-                out.append(Warn(f"a Python dataset's function is in {where} for {silent_s:.0f} s"))
+                log.warning("a Python dataset's function is in %s for %.0f s", where, silent_s)
                 work.warned = True
         return out
 
@@ -238,11 +233,13 @@ class RunStates:
             raise PipelineError(code, text)
         starts_again = rules.on_error == RETRY or (rules.on_error == SKIP and at.split < 0)
         if starts_again and self._failures[tried] <= rules.limit:
+            log.warning("tried again: %s", text)
             if self._is_bundle:  # again from its start, with the same random numbers
                 self._again(work.given, work.first, work.stop, self._index)
-                return [Warn(f"tried again: {text}")]
-            self._again(work.given, behind.split, work.stop, behind.element)
-            return [*work.given.end(behind.split - work.first), Warn(f"tried again: {text}")]
+            else:
+                self._again(work.given, behind.split, work.stop, behind.element)
+                work.given.end(behind.split - work.first)
+            return []
         can_skip = isinstance(failure, Died) and not self._is_bundle  # it would be shorter
         if can_skip and rules.on_error == SKIP and rules.limit and at.split >= 0:
             rest = [
@@ -253,9 +250,9 @@ class RunStates:
             self._skips.append(_Skip([w for w in rest if w.first < w.stop], error))
             reason = reason.partition("\n")[0][:MAX_REASON]
             came = behind.element if behind.split == at.split else 0  # retries repeat the others
-            report = SkipReport(at.split, came, reason, rules.limit)
-            ended = work.given.end(behind.split - work.first + 1)  # and the one that is skipped
-            return [*ended, Warn(f"its rest is skipped, if it may be: {text}"), report]
+            work.given.end(behind.split - work.first + 1)  # and the one that is skipped
+            log.warning("its rest is skipped, if it may be: %s", text)
+            return [SkipReport(at.split, came, reason, rules.limit)]
         raise PipelineError(code, text)
 
     def _again(self, given: _Given, first: int, stop: int, start: int = 0) -> None:

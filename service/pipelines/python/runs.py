@@ -7,11 +7,11 @@ skip one, because either may wait for a dispatcher.
 
 from __future__ import annotations
 
-import logging
 import os
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -22,12 +22,10 @@ from ....storage.thread_pool import ThreadPool
 from ...blocks import Block
 from ...user_metrics import Totals
 from ..splits import MaySkip, SkipReport, SplitRange
-from .child_connections import AskedToSkip, Counted, Died, Failed, Finished, PythonChild, Received
+from .child_connections import AskedToSkip, Died, Failed, Finished, PythonChild, Received
 from .children import Children
 from .fork_server import readable
-from .run_states import Ask, EndLate, FailureRules, Instruction, Made, RunStates, StartRun, Warn
-
-log = logging.getLogger(__name__)
+from .run_states import Ask, EndLate, FailureRules, Instruction, RunStates, StartRun
 
 T = TypeVar("T")
 
@@ -71,7 +69,6 @@ class PythonRun:
         self._looked_s = 0.0
         self._states = RunStates(rules, width, None if bundle is None else start)
         self._busy: dict[int, PythonChild] = {}  # by slot
-        self._idle: list[PythonChild] = []
 
     def cancel(self) -> None:
         """End `blocks` soon, from any thread. Idempotent."""
@@ -80,7 +77,6 @@ class PythonRun:
 
     def blocks(self) -> Generator[Block, None, None]:
         """The elements; call it once. Raises PipelineError, and what the feed raises."""
-        self._bell.open()
         try:
             yield from self._blocks()
         finally:
@@ -89,9 +85,6 @@ class PythonRun:
                 child.end()  # all of them before waiting for one
             while self._busy:
                 self._busy.popitem()[1].kill()
-            idle, self._idle = self._idle, []
-            self._children.give_back(idle)
-            self._bell.close()
 
     def _blocks(self) -> Generator[Block, None, None]:
         self._carry_out(self._states.begun(time.monotonic()))
@@ -99,7 +92,10 @@ class PythonRun:
             for slot in self._ready():
                 child = self._busy[slot]
                 match child.receive():
-                    case Received(block, behind, metrics):
+                    case Received(None, behind, metrics):
+                        self._totals.add(metrics)
+                        self._states.received(slot, 0, behind)
+                    case Received(Block() as block, behind, metrics):
                         self._totals.add(metrics)
                         self._states.received(slot, block.count, behind)
                         given_s = time.monotonic()
@@ -108,16 +104,13 @@ class PythonRun:
                             return
                         child.take()
                         self._states.stalled(time.monotonic() - given_s)
-                    case Counted(behind, metrics):
-                        self._totals.add(metrics)
-                        self._states.received(slot, 0, behind)
                     case AskedToSkip() as asked:
                         self._be_asked_to_skip(slot, asked)
                     case Finished():
-                        self._idle.append(self._busy.pop(slot))
+                        self._children.give_back(self._busy.pop(slot))
                         self._carry_out(self._states.done(slot, time.monotonic()))
                     case Failed() as failure:
-                        self._idle.append(self._busy.pop(slot))
+                        self._children.give_back(self._busy.pop(slot))
                         self._fail(slot, failure)
                     case Died() as failure:
                         self._busy.pop(slot).kill()
@@ -160,7 +153,7 @@ class PythonRun:
         for instruction in instructions:
             match instruction:
                 case StartRun(slot, first, count, start):
-                    child = self._busy[slot] = self._free_child()
+                    child = self._busy[slot] = self._children.take()
                     child.run(first, count, start, self._seed, awaited=self._is_awaited)
                 case EndLate(slot):
                     self._busy[slot].end()
@@ -168,27 +161,15 @@ class PythonRun:
                     self._questions.ask("splits", self._next_range, self._grant)
                 case SkipReport():
                     self._questions.ask("skips", partial(self._may_skip, instruction), self._skip)
-                case Made(splits):
-                    splits.made(splits.count)
-                case Warn(text):
-                    log.warning("%s", text)
-
-    def _free_child(self) -> PythonChild:
-        while self._idle:
-            child = self._idle.pop()
-            if child.lives:
-                return child
-            child.kill()
-        return self._children.take()
 
     def _ready(self) -> list[int]:
         """The slots whose processes have messages. Waits until there are some, or until there may
         be something else to do."""
         patience_s = self._states.patience_s
         ends = [end for child in self._busy.values() for end in child.filenos()]
-        ready = readable(self._bell.fileno(), *ends, timeout_ms=1000 * patience_s / 4)
-        if self._bell.fileno() in ready:
-            self._bell.clear()
+        ready = readable(self._bell.descriptor, *ends, timeout_ms=1000 * patience_s / 4)
+        if self._bell.descriptor in ready:
+            os.eventfd_read(self._bell.descriptor)
         found = [s for s, child in self._busy.items() if not ready.isdisjoint(child.filenos())]
         if (now_s := time.monotonic()) - self._looked_s >= patience_s / 4 or not found:
             self._looked_s = now_s
@@ -199,32 +180,14 @@ class PythonRun:
 
 
 class _Bell:
-    """An event with a descriptor to poll, while it is open. Thread-safe."""
+    """An event with a descriptor to poll. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._descriptor: int | None = None
-
-    def open(self) -> None:
-        with self._lock:
-            self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-
-    def fileno(self) -> int:
-        assert self._descriptor is not None
-        return self._descriptor
+        self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        weakref.finalize(self, os.close, self.descriptor)
 
     def ring(self) -> None:
-        with self._lock:
-            if self._descriptor is not None:
-                os.eventfd_write(self._descriptor, 1)
-
-    def clear(self) -> None:
-        os.eventfd_read(self.fileno())
-
-    def close(self) -> None:
-        with self._lock:
-            os.close(self.fileno())
-            self._descriptor = None
+        os.eventfd_write(self.descriptor, 1)
 
 
 class _Questions:

@@ -21,25 +21,11 @@ PACK_BYTES = 64 << 10
 MAX_PACK_ELEMENTS = 256
 
 _DATASETS = {
-    "AutoShardDataset",
-    "CacheDataset",
-    "ConcatenateDataset",
-    "FlatMapDataset",
-    "InterleaveDataset",
-    "ListDataset",
-    "OptionsDataset",
-    "ParallelInterleaveDataset",
-    "PrefetchDataset",
-    "RangeDataset",
-    "RepeatDataset",
-    "ShardDataset",
-    "ShuffleAndRepeatDataset",
-    "ShuffleDataset",
-    "SkipDataset",
-    "TakeDataset",
-    "TensorDataset",
-    "TensorSliceDataset",
-    "ZipDataset",
+    *("AutoShardDataset", "CacheDataset", "ConcatenateDataset", "FlatMapDataset"),
+    *("InterleaveDataset", "ListDataset", "OptionsDataset", "ParallelInterleaveDataset"),
+    *("PrefetchDataset", "RangeDataset", "RepeatDataset", "ShardDataset"),
+    *("ShuffleAndRepeatDataset", "ShuffleDataset", "SkipDataset", "TakeDataset"),
+    *("TensorDataset", "TensorSliceDataset", "ZipDataset"),
 }
 
 # Operations that the functions of interleave and flat_map may have besides datasets.
