@@ -37,14 +37,23 @@ def constant(node: pb.NodeDef) -> TensorFacts | None:
     return TensorFacts((), int(values[0]) if values else 0)
 
 
+def strings(node: pb.NodeDef) -> list[bytes] | None:
+    """The strings of a constant scalar or vector; None if the node has none, or in another form."""
+    if node.op != "Const":
+        return None
+    tensor = node.attr["value"].tensor
+    sizes = [dim.size for dim in tensor.tensor_shape.dim] or [1]
+    if tensor.dtype != STRING or sizes != [len(tensor.string_val)]:
+        return None
+    return list(tensor.string_val)
+
+
 def text(node: pb.NodeDef) -> str | None:
     """The scalar string that a node yields; None if it isn't constant, or isn't text."""
-    tensor = node.attr["value"].tensor
-    if node.op != "Const" or tensor.dtype != STRING or len(tensor.string_val) != 1:
-        return None
     try:
-        return tensor.string_val[0].decode()
-    except UnicodeDecodeError:
+        (found,) = strings(node) or ()
+        return found.decode()
+    except ValueError:  # which UnicodeDecodeError is, too
         return None
 
 

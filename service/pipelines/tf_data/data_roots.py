@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from ...errors import PermissionDenied
 from ...proto import graph_pb2 as pb
-from .constants import STRING
+from .constants import STRING, strings
 from .graphs import Body, Graph, bodies, node_name
 
 _READERS = {
@@ -49,23 +49,12 @@ def confined(graph: bytes, roots: Sequence[str]) -> bytes:
     for name, nodes in bodies(proto):
         body, named = Body(nodes, function=bool(name)), {node.name: node for node in nodes}
         for node in [node for node in nodes if node.op in _READERS and node.input]:
-            known = _constants(named.get(node_name(node.input[0])))
+            known = strings(named.get(node_name(node.input[0]), pb.NodeDef()))
             if known is None:
                 node.input[0] = _guarded(body, node.input[0], pattern, roots)
             else:
-                require_below(known, roots)
+                require_below((name.decode(errors="replace") for name in known), roots)
     return proto.SerializeToString()
-
-
-def _constants(node: pb.NodeDef | None) -> list[str] | None:
-    """The names of a constant; None if they are computed, or given in another form."""
-    if node is None or node.op != "Const":
-        return None
-    tensor = node.attr["value"].tensor
-    sizes = [dim.size for dim in tensor.tensor_shape.dim]
-    if tensor.tensor_content or len(tensor.string_val) != (sizes or [1])[0] or len(sizes) > 1:
-        return None
-    return [value.decode(errors="replace") for value in tensor.string_val]
 
 
 def _guarded(body: Body, names: str, pattern: str, roots: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from ...errors import InvalidArgument
 from ...proto import graph_pb2 as pb
-from .constants import INT32, INT64, STRING, VARIANT
+from .constants import INT32, INT64, STRING, VARIANT, constant
 
 
 class InvalidGraph(InvalidArgument):
@@ -81,6 +81,11 @@ class Graph:
                 raise InvalidGraph(f"the graph has a cycle through node {node.name!r}")
             seen.add(node.name)
             tensor = node.input[0]
+
+    def value_of(self, tensor: str) -> int | None:
+        """The value of a tensor that is a constant integer scalar."""
+        facts = constant(self.producer(tensor))
+        return None if facts is None else facts.value
 
     def dataset_inputs(self, node: pb.NodeDef) -> list[pb.NodeDef]:
         """The datasets that a dataset node reads; none for a source."""

@@ -26,7 +26,7 @@ from ....journal.proto import events_pb2 as ev
 from ...errors import InvalidArgument, PipelineError, Unimplemented
 from ...proto import graph_pb2 as pb
 from ..splits import SHARD_HINT, Shard, SplitFeed, SplitRange
-from .constants import constant, element_types
+from .constants import element_types
 from .graphs import Body, Graph
 from .pipeline import TfDataPipeline
 from .run import TfDataRun
@@ -145,7 +145,4 @@ def _copy_types(dataset: pb.NodeDef, node: pb.NodeDef) -> None:
 
 
 def _has_hint(graph: Graph, node: pb.NodeDef) -> bool:
-    if node.op != "ShardDataset":
-        return False
-    facts = constant(graph.producer(node.input[1]))
-    return facts is not None and facts.value == SHARD_HINT
+    return node.op == "ShardDataset" and graph.value_of(node.input[1]) == SHARD_HINT

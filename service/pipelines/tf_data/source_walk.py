@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from ...errors import Unimplemented
 from ...proto import graph_pb2 as pb
-from .constants import constant
 from .graphs import Graph, InvalidGraph
 
 
@@ -215,8 +214,8 @@ class SourceWalk:
         return ""
 
     def _fact(self, tensor: str) -> Any:
-        facts = constant(self._graph.producer(tensor))
-        return tensor if facts is None or facts.value is None else facts.value
+        value = self._graph.value_of(tensor)
+        return tensor if value is None else value
 
     def _refuse(self, sources: list[list[int]], why: str) -> None:
         for group in sources:
@@ -336,8 +335,8 @@ def splits_per_element(graph: Graph) -> int:
     while inputs := graph.dataset_inputs(node):
         kind = kind_of(node)
         repeats |= kind == "Repeat"
-        if kind == "Batch" and (size := constant(graph.producer(node.input[1]))) is not None:
-            splits *= size.value or 0
+        if kind == "Batch":
+            splits *= graph.value_of(node.input[1]) or 0
         elif kind not in _IN_ORDER:
             return 0
         may_reorder = node.attr["deterministic"].s == b"false" or node.attr["sloppy"].b

@@ -142,16 +142,9 @@ def begun_anew(graph: Graph) -> Iterator[tuple[bool, NotSplittable]]:
         if kind in _COUNTS or kind in _GROUPS:
             does = _COUNTS.get(kind, "it would begin anew in each part")
             yield kind in _COUNTS, _no_bundle(node, f"{does}. Apply it where you read")
-        if kind in _BATCHES and node.input:
-            drops = constant(graph.producer(node.input[-1]))
-            if drops is None or drops.value:
-                yield (
-                    False,
-                    _no_bundle(
-                        node,
-                        "it would drop what remains in each part. Leave out drop_remainder=True",
-                    ),
-                )
+        if kind in _BATCHES and node.input and graph.value_of(node.input[-1]) != 0:
+            why = "it would drop what remains in each part. Leave out drop_remainder=True"
+            yield False, _no_bundle(node, why)
 
 
 _COUNTS = {
