@@ -98,8 +98,8 @@ def test_a_fork_that_fails_is_said_and_costs_nothing_else(
         assert isinstance(died, Died)
         assert died.how.startswith("it could not be forked: [Errno 11] too many")
         child.kill()
-        assert fork_server.pid is not None
-        processes.add(fork_server.pid)
+        assert fork_server._process is not None
+        processes.add(fork_server._process.pid)
     fork_server.close()
     assert len(processes) == 1
     assert "Traceback" not in capfd.readouterr().err
@@ -217,8 +217,8 @@ def test_a_child_ends_though_what_it_was_forked_by_is_killed(
     killed: str, fork_server: ForkServer
 ) -> None:
     connection, control = asked(fork_server)
-    pid = fork_server.pid
-    assert pid is not None
+    assert fork_server._process is not None
+    pid = fork_server._process.pid
     if killed == "fork server":
         os.kill(pid, signal.SIGKILL)
     while not readable(control, timeout_ms=10):

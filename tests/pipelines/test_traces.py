@@ -134,7 +134,7 @@ def test_bundle_drivers_are_kept_for_the_next_task(monkeypatch: pytest.MonkeyPat
     finally:
         kept.forget_idle()
         wait_for_steps()
-    assert not kept.users()
+    assert not kept._entries
 
 
 def test_an_idle_driver_that_has_failed_drives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,7 @@ def test_a_run_ends_with_its_pipeline_though_its_step_lasts(
     run = runs_of(count(100).map(lambda i: i * 10))
 
     def users() -> list[int]:
-        return traces.users()
+        return [entry.users for entry in traces._entries.values()]
 
     with ThreadPoolExecutor(1) as pool:
         try:
@@ -361,7 +361,7 @@ def test_what_cannot_be_traced_is_not_kept(traces: Traces) -> None:
     for _ in range(2):
         with pytest.raises(PipelineError, match="StrangeDaset"):
             TfDataPipeline(graph, element_spec=tf.TensorSpec([], tf.int64)).run(None)
-    assert not traces.users()
+    assert not traces._entries
 
 
 def test_closing_a_queue_late_does_not_close_the_next_of_its_name() -> None:

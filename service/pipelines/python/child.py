@@ -217,20 +217,14 @@ class FunctionProcess:
                 self.sender.require_process()
             leaves: list[Any] | None = None
             with lock:
-                if element == length:
-                    failed = self._of_wrong_length(split, element, length, "at least one more")
-                    raise failed
-                if skips:
-                    try:
-                        if (leaves := self._leaves(value, split, seen)) is None:
-                            return
-                    except FunctionFailed as error:
-                        failed = error
-                        raise
-                    finally:
+                try:
+                    if element == length:
+                        raise self._of_wrong_length(split, element, length, "at least one more")
+                    if skips:
                         seen += 1
-                if element >= start:
-                    try:
+                        if (leaves := self._leaves(value, split, seen - 1)) is None:
+                            return
+                    if element >= start:
                         if blocks.broken is not None:
                             blocks.raise_broken()
                         blocks.add(value, split, element, took_s, leaves)
@@ -240,9 +234,9 @@ class FunctionProcess:
                             blocks.flush()
                             blocks.at_once = False
                             last_s = now()
-                    except FunctionFailed as error:
-                        failed = error  # even if the function catches it
-                        raise
+                except FunctionFailed as error:
+                    failed = error  # even if the function catches it
+                    raise
                 element += 1
                 self._at[1] = element
 

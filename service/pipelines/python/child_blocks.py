@@ -89,7 +89,7 @@ class Sender:
         self._credit = CREDIT
 
     def told(self) -> list[Any]:
-        """The next request; waits for it. Not to be called within a request."""
+        """The next request, or answer; waits for it."""
         while True:
             message = self._receive()
             if message[0] != "free":
@@ -145,12 +145,8 @@ class Sender:
         left out; waits for the answer."""
         reason = reason.encode(errors="backslashreplace").decode()[:MAX_REASON]
         self.send(["skip", split, element, records, reason])
-        while True:
-            match self._receive():
-                case ["answer", allowed]:
-                    return bool(allowed)
-                case ["free", *freed]:
-                    self._free(*freed)
+        _, allowed = self.told()
+        return bool(allowed)
 
     def require_process(self) -> None:
         if os.getpid() != self._process:

@@ -92,11 +92,6 @@ class ForkServer:
             kept.pop_all()
         return ours
 
-    @property
-    def pid(self) -> int | None:
-        """The process that forks; None before the first child and after `close`."""
-        return None if self._process is None else self._process.pid
-
     def _ask(self, ends: list[int]) -> None:
         if self._process is None or self._process.poll() is not None:
             self._start()

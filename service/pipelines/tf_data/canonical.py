@@ -35,12 +35,10 @@ _GENERATED_HANDLE = re.compile(r"(.*/(?:SeedGenerator|MemoryCache))_\d+")
 
 _Tensor = tuple[str, str]
 
-_NAMES = frozenset(
-    [
-        *("_class", "_gradient_op_type", "_user_specified_name"),
-        *("forward_function_name", "backward_function_name"),
-    ]
-)
+_NAMES = {
+    *("_class", "_gradient_op_type", "_user_specified_name"),
+    *("forward_function_name", "backward_function_name"),
+}
 """Attributes that have generated names, and do not change what is computed."""
 
 CALLS = {"PartitionedCall": 0, "StatefulPartitionedCall": 0} | dict.fromkeys(

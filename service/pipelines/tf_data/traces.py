@@ -351,11 +351,6 @@ class Traces:
             raise
         return cast("K", own or entry.kept), release
 
-    def users(self) -> list[int]:
-        """How many runs use each trace, the one that was used last at the end."""
-        with self._lock:
-            return [entry.users for entry in self._entries.values()]
-
     def forget_idle(self) -> None:
         """Free unused traces."""
         with self._lock:
