@@ -11,5 +11,5 @@ its random numbers. A long run keeps several children busy, each with a part of 
 their blocks as they come. So the elements of a split are in order; splits are in order only with
 one process. If a child ends, or is silent for too long, only its current work is affected: the run
 does what was registered for that case (`runs.py`). Idle children are kept for the next run
-(`children.py`).
+(`child_connections.py`).
 """

@@ -11,8 +11,7 @@ from ...proto.python_pb2 import PythonDataset
 from ...user_metrics import Totals
 from ..files import manifest
 from ..splits import PARTS, MaySkip, SplitFeed, SplitRange, require_bundle
-from .child_connections import StoredDataset
-from .children import Children
+from .child_connections import Children, StoredDataset
 from .fork_server import HERE, ForkServers
 from .run_states import FailureRules
 from .runs import PythonRun

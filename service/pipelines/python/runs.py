@@ -22,8 +22,7 @@ from ....storage.thread_pool import ThreadPool
 from ...blocks import Block
 from ...user_metrics import Totals
 from ..splits import MaySkip, SkipReport, SplitRange
-from .child_connections import AskedToSkip, Died, Failed, Finished, PythonChild, Received
-from .children import Children
+from .child_connections import AskedToSkip, Children, Died, Failed, Finished, PythonChild, Received
 from .fork_server import readable
 from .run_states import Ask, EndLate, FailureRules, Instruction, RunStates, StartRun
 
@@ -196,14 +195,13 @@ class _Questions:
 
     def __init__(self, bell: _Bell) -> None:
         self._bell = bell
-        self._threads: dict[str, ThreadPool] = {}
+        names = ("splits", "skips")
+        self._threads = {topic: ThreadPool(1, "forebay-python-feed") for topic in names}
         self._answers: queue.SimpleQueue[tuple[Callable[[Any], None], Future[Any]]]
         self._answers = queue.SimpleQueue()
 
     def ask(self, topic: str, question: Callable[[], T], take: Callable[[T], None]) -> None:
         """Ask; `take_answers` has the answer taken once the bell has rung."""
-        if topic not in self._threads:
-            self._threads[topic] = ThreadPool(1, "forebay-python-feed")
 
         def answered(answer: Future[T]) -> None:
             self._answers.put((take, answer))
