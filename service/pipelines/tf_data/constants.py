@@ -50,10 +50,10 @@ def strings(node: pb.NodeDef) -> list[bytes] | None:
 
 def text(node: pb.NodeDef) -> str | None:
     """The scalar string that a node yields; None if it isn't constant, or isn't text."""
+    found = strings(node) or []
     try:
-        (found,) = strings(node) or ()
-        return found.decode()
-    except ValueError:  # which UnicodeDecodeError is, too
+        return found[0].decode() if len(found) == 1 else None
+    except UnicodeDecodeError:
         return None
 
 
