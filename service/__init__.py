@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from .client.reader import read as read
     from .client.registration import register_mixture as register_mixture
     from .client.saves import distributed_save as distributed_save
+    from .client.schedules import batch_of as batch_of
     from .client.schedules import change_weights as change_weights
+    from .client.schedules import fork_job as fork_job
     from .client.schedules import skip_steps as skip_steps
     from .client.tf_position import OrderedPosition as OrderedPosition
     from .client.tfds import register_tfds as register_tfds
@@ -58,7 +60,7 @@ _HOMES = {
     ".client.metrics": ("metrics",),
     ".client.options": ("SHARD_HINT", "CrossTrainerCache", "ShardingPolicy"),
     ".client.registration": ("register_mixture",),
-    ".client.schedules": ("change_weights", "skip_steps"),
+    ".client.schedules": ("batch_of", "change_weights", "fork_job", "skip_steps"),
     ".client.saves": ("distributed_save",),
     ".client.tf_position": ("OrderedPosition",),
     ".client.tfds": ("register_tfds",),

@@ -268,6 +268,8 @@ def change_text(change: Mapping[str, Any]) -> str:
     """What a change of a schedule says."""
     if weights := change.get("weights"):
         return ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
+    if "fork_of" in change:
+        return f"no longer as job {change['fork_of']}, of which it is a fork"
     return f"{change['skipped_steps']} steps left out"
 
 

@@ -182,6 +182,16 @@ class EpochSteps:
         before = self._schedule.position_of(epoch * (self._total or 0))
         return self._schedule.place_of(before + position)
 
+    def behind(self, step: int) -> int:
+        """The place right behind the steps before this one. Raises InvalidArgument."""
+        if not step:
+            return 0
+        epoch, position = self.find(step - 1)
+        before, end = self._schedule.position_of(epoch * (self._total or 0)), position + self._size
+        if self._total:
+            end = min(end, self._schedule.position_of((epoch + 1) * self._total) - before)
+        return self._schedule.place_of(before + end - 1) + 1
+
     def step_of(self, place: int) -> int:
         """The first step that begins at this place or behind it."""
         epoch = place // self._total if self._total else 0
@@ -198,6 +208,17 @@ def described(change: Any, steps: EpochSteps, names: Sequence[str]) -> dict[str,
         what = {"weights": weights_of(names, change.shares)}
     said = {"reason": change.reason or None, "who": change.who or None}
     return {"from_step": first, **what, **said, "changed_ms": change.time_ms}
+
+
+def described_fork(fork: Any, steps: EpochSteps) -> dict[str, Any]:
+    """The same of the fork that a job began with."""
+    said = {"reason": fork.reason or None, "who": fork.who or None}
+    return {
+        "from_step": steps.step_of(fork.place),
+        "fork_of": fork.origin,
+        **said,
+        "changed_ms": fork.time_ms,
+    }
 
 
 def weights_of(names: Iterable[str], shares: Sequence[int]) -> dict[str, float]:

@@ -47,6 +47,7 @@ app.command(
     cls=FlagCommand, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
 )(materialize.materialize)
 app.command(cls=FlagCommand)(audit.audit)
+app.command(cls=FlagCommand)(job.replay)
 app.command(cls=FlagCommand)(chaos.chaos)
 app.command(cls=FlagCommand)(bench.bench)
 app.add_typer(dataset.app, name="dataset")

@@ -82,17 +82,21 @@ class OrderedAnswers:
     def _changes(self) -> list[dict[str, Any]]:
         """The weights of a mixture at the beginning, and what was decided; in steps of the group
         that joined last."""
-        from ..schedule import EpochSteps, described, weights_of
+        from ..schedule import EpochSteps, described, described_fork, weights_of
 
         found: list[dict[str, Any]] = []
         sources, job = self._history.dataset.outline.mixture.sources, self._history.job
         names = [source.name for source in sources]
         if sources:
             found = [{"from_step": 0, "weights": weights_of(names, [s.share for s in sources])}]
-        for number, change in enumerate(job.changes):
-            known = self._as_known(number)
-            steps = EpochSteps(known.schedule, job.step, known.total, job.drops_remainder)
-            found.append(described(change, steps, names))
+
+        def steps(changes: int) -> EpochSteps:
+            known = self._as_known(changes)
+            return EpochSteps(known.schedule, job.step, known.total, job.drops_remainder)
+
+        if job.fork is not None:
+            found.append(described_fork(job.fork, steps(len(job.changes))))
+        found += [described(change, steps(n), names) for n, change in enumerate(job.changes)]
         return found
 
     def _verdict(self) -> dict[str, str]:

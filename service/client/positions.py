@@ -137,6 +137,7 @@ class OrderedRead:
     num_consumers: int = 1
     within_bundles: bool = False  # what counts elements may count within each bundle
     add_position: bool = False  # to each element, as its last component
+    schedule_of: str = ""  # a job, whose schedule it reads; "": its own
     dataset: str = ""  # its content_fingerprint, once it is known
     sources: tuple[tuple[str, int], ...] = ()  # of a mixture: their names and shares
     changes: list[ev.ScheduleChange] | None = None  # of its schedule; None: it was not read yet

@@ -238,6 +238,7 @@ class Reader:
             one_dataset=self._is_of_one_dataset(),
             within_bundles=bundled is not None and bundled.within_bundles,
             schedules=True,
+            schedule_of="" if ordered is None else ordered.schedule_of,
         )
         member = None if ordered is None else ordered.member
         index = None if self.options.num_consumers is None else self.options.consumer_index

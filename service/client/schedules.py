@@ -7,10 +7,12 @@ from typing import Any
 
 from ...journal.datasets import MAX_POSITION
 from ..connections.dispatcher_client import DispatcherClient
-from ..errors import InvalidArgument
+from ..errors import FailedPrecondition, InvalidArgument
 from ..picks import shares
 from ..proto import forebay_pb2 as pb
 from .datasets import PATIENCE_S
+from .options import ShardingPolicy, read_options
+from .reader import OrderedIterator, Reader
 
 
 def change_weights(
@@ -51,7 +53,7 @@ def change_weights(
     request = pb.ChangeScheduleRequest(job=job, weights=named, reason=reason)
     if from_step is not None:
         request.from_step = _step("from_step", from_step)
-    return _changed(service, request, timeout_s)
+    return _changed(service, request, timeout_s).step
 
 
 def skip_steps(
@@ -83,7 +85,74 @@ def skip_steps(
             "the last"
         )
     request = pb.ChangeScheduleRequest(job=job, from_step=first, stop=stop, reason=reason)
-    return _changed(service, request, timeout_s)
+    return _changed(service, request, timeout_s).step
+
+
+def fork_job(
+    service: str | tuple[str, str],
+    job: str,
+    new: str,
+    *,
+    at_step: int,
+    reason: str = "",
+    timeout_s: float | None = PATIENCE_S,
+) -> int:
+    """Make another job of an ordered one: all steps before `at_step` are the same. Returns the
+    position at which they part, in elements, as `start_position` of `read` counts.
+
+    The new job has the dataset, the order and the earlier changes of `job`, and none of those from
+    `at_step` on. Later changes of one are not the other's. Trainers read it with job_name=`new` and
+    the arguments of `job`, from a state of `job` or from that position.
+
+    Args:
+      new: its name.
+      at_step: in steps of the group that joined `job` last.
+      service, job, reason, timeout_s: as in `change_weights`.
+
+    Raises ValueError, AlreadyExists if the dataset has a job of that name, NotFound for an unknown
+    job, FailedPrecondition for one that was never read, and Unavailable.
+    """
+    _require_name(job)
+    if not isinstance(new, str) or not new:
+        raise InvalidArgument(f"new={new!r} is no name of a job: give a non-empty string")
+    step = _step("at_step", at_step)
+    _schedule(service, job, timeout_s)  # a dispatcher that knows no forks would change the job
+    request = pb.ChangeScheduleRequest(job=job, from_step=step, fork=new, reason=reason)
+    return _changed(service, request, timeout_s).place
+
+
+def batch_of(
+    service: str | tuple[str, str], job: str, step: int, *, timeout_s: float | None = PATIENCE_S
+) -> Any:
+    """The global batch of a step of an ordered job, past or future, by its schedule as it is now:
+    the elements of all consumers, in their order, put together as `read` does.
+
+    Workers make it anew; trainers of the job go on undisturbed. What a group read before the last
+    changes were decided, `forebay audit` names.
+
+    Args:
+      step: in steps of the group that joined last.
+      service, job, timeout_s: as in `change_weights`.
+
+    Raises ValueError, NotFound for an unknown job, FailedPrecondition for one that was never read,
+    or whose dataset has no elements, and Unavailable.
+    """
+    _require_name(job)
+    step = _step("step", step)
+    found = _schedule(service, job, timeout_s)
+    names = ("seed", "shuffle", "cycle_length", "block_length")
+    order = {name: getattr(found.order, name) for name in names}
+    options = read_options(
+        ShardingPolicy.OFF, ordered=True, **order, within_bundles=True, start_step=step,
+        batch_size=found.step, drop_remainder=found.drops_remainder,
+    )  # fmt: skip
+    assert options.ordered is not None
+    options.ordered.schedule_of = job
+    reader = Reader(service, found.dataset_id, ShardingPolicy.OFF, None, options)
+    with OrderedIterator(reader) as batches:
+        for batch in batches:
+            return batch
+    raise FailedPrecondition(f"step {step} of job {job} has no elements")
 
 
 def _step(name: str, step: Any) -> int:
@@ -97,9 +166,16 @@ def _require_name(job: Any) -> None:
         raise InvalidArgument(f"job={job!r} is not a job's name or id: give a non-empty string")
 
 
+def _schedule(
+    service: str | tuple[str, str], job: str, timeout_s: float | None
+) -> pb.GetScheduleResponse:
+    with DispatcherClient(service) as client:
+        asked = pb.GetScheduleRequest(job=job)
+        return client.call(asked, pb.GetScheduleResponse, patience_s=timeout_s)
+
+
 def _changed(
     service: str | tuple[str, str], request: pb.ChangeScheduleRequest, timeout_s: float | None
-) -> int:
+) -> pb.ChangeScheduleResponse:
     with DispatcherClient(service) as client:
-        answer = client.call_numbered(request, pb.ChangeScheduleResponse, patience_s=timeout_s)
-    return answer.step
+        return client.call_numbered(request, pb.ChangeScheduleResponse, patience_s=timeout_s)

@@ -29,7 +29,7 @@ SCHEMA = _schema()
 
 EARLIER = {
     *("02986e51fb64d7a3", "2693e5c452c7f0a3", "4263b202ff7dc3f4", "50e87d0de9c9a5d0"),
-    *("78f280c202927a6d", "88ec187679c91974", "f020b50002553a65"),
+    *("78f280c202927a6d", "7c385580d4609a41", "88ec187679c91974", "f020b50002553a65"),
 }
 """Schemas of released versions: all of their fields are here, with the same meaning, and what came
 later has a default. tests/core/golden has a state of each."""

@@ -7,14 +7,14 @@ from typing import Any
 
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows
-from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
+from ..errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Unimplemented
 from .base import Bodies, Command, Decision, EventKind, Ids, find_dataset, reserve_id
-from .bundles import complete_order, is_same_order
+from .bundles import complete_order, is_same_order, order_message
 from .consumers import JoinIteration, join, left
 from .iterations import collected
 from .ordered import MAX_CONSUMERS
 from .places import require_list
-from .state import STATIC, BundleSpec, Dataset, Job, State, fields_of
+from .state import STATIC, BundleSpec, Dataset, Fork, Job, State, fields_of
 
 
 class GetOrCreateJob(Command, frozen=True, kw_only=True):
@@ -30,6 +30,7 @@ class GetOrCreateJob(Command, frozen=True, kw_only=True):
     content: str = ""  # the content_fingerprint that the dataset must have; empty: any
     one_dataset: bool = False  # nobody may be reading another one under the user's name
     schedules: bool = False  # whether the trainer knows mixtures, and changes of schedules
+    fork: ev.Fork | None = None  # → JobForked instead: a new job, as its origin in all else
 
 
 class JoinJob(GetOrCreateJob, frozen=True, kw_only=True):
@@ -55,6 +56,8 @@ class RemoveJob(Command, frozen=True, kw_only=True):
 
 
 def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
+    if command.fork is not None:
+        return _fork(state, command.name, command.fork)
     known = state.datasets.get(command.dataset_id)
     if command.content and known is not None and known.content != command.content:
         raise FailedPrecondition(
@@ -105,11 +108,46 @@ def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
     return Decision([created], created.job_id)
 
 
+def _fork(state: State, name: str, fork: ev.Fork) -> Decision:
+    origin = ordered_job(state, fork.origin)
+    if name and name in state.job_by_name:
+        existing = state.jobs[state.job_by_name[name]]
+        raise AlreadyExists(
+            f"there is a job {existing.user_name} already, of dataset {existing.dataset_id}: give "
+            "another name"
+        )
+    assert origin.order is not None
+    forked = ev.JobCreated(
+        job_id=state.next_id,
+        name=name,
+        **fields_of(origin, "dataset_id", "sharding", "target_workers"),
+        order=order_message(origin.order),
+        fork=fork,
+    )
+    return Decision([ev.Event(job_forked=forked)], forked.job_id)
+
+
+def ordered_job(state: State, job_id: int) -> Job:
+    """Raises NotFound, or FailedPrecondition for a job that has no schedule."""
+    job = state.jobs.get(job_id)
+    if job is None:
+        raise NotFound(f"job {job_id} is not known: it was removed")
+    if not job.is_ordered:
+        raise FailedPrecondition(
+            f"job {job.user_name} is not read in order, so it has no schedule to change"
+        )
+    if not job.name:
+        raise FailedPrecondition(
+            f"job {job.job_id} has no name, and goes with its reader: read with a job_name"
+        )
+    return job
+
+
 def _join_job(state: State, command: JoinJob) -> Decision:
     created, job_id = _get_or_create_job(state, command)
     ids = Ids(state)
     if created:
-        job = _job(created[0])
+        job = _job(created[0] if command.fork is None else created[0].job_forked)
         assert job.job_id == ids.new()
     else:
         job = state.jobs[job_id]
@@ -231,7 +269,7 @@ def _targets(number: int) -> str:
 
 def _job(event: ev.JobCreated, used_ms: int = 0) -> Job:
     order = BundleSpec.of(event.order) if event.HasField("order") else None
-    return Job.of(event, order=order, used_ms=used_ms)
+    return Job.of(event, order=order, fork=None, used_ms=used_ms)
 
 
 def _job_created(state: State, event: ev.JobCreated) -> None:
@@ -240,6 +278,15 @@ def _job_created(state: State, event: ev.JobCreated) -> None:
     state.datasets[event.dataset_id].used_ms = state.time_ms
     if event.name:
         state.job_by_name[event.name] = job_id
+
+
+def _job_forked(state: State, event: ev.JobCreated) -> None:
+    fork, origin = event.fork, state.jobs[event.fork.origin]
+    _job_created(state, event)
+    job = state.jobs[event.job_id]
+    job.changes = [change for change in origin.changes if change.place < fork.place]
+    job.step, job.drops_remainder = origin.step, origin.drops_remainder
+    job.fork = Fork.of(fork, time_ms=state.time_ms)
 
 
 def _remove_job(state: State, command: RemoveJob) -> Decision:
@@ -286,5 +333,6 @@ def _job_removed(state: State, event: ev.JobRemoved) -> None:
 DECIDE = {GetOrCreateJob: _get_or_create_job, JoinJob: _join_job, RemoveJob: _remove_job}
 EVENTS = {
     "job_created": EventKind(_job_created, answer=lambda body: body.job_id),
+    "job_forked": EventKind(_job_forked, answer=lambda body: body.job_id),
     "job_removed": EventKind(_job_removed),
 }

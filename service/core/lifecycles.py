@@ -35,6 +35,7 @@ DATASET: Table = {
 
 JOB: Table = {
     "job_created": {ABSENT: EMPTY},
+    "job_forked": {ABSENT: EMPTY},
     "iteration_created": {EMPTY: HAS_OTHERS, HAS_OTHERS: HAS_OTHERS},
     "bundles_checked": {EMPTY: EMPTY, HAS_OTHERS: HAS_OTHERS},
     "job_removed": {EMPTY: ABSENT},

@@ -10,9 +10,9 @@ from msgspec.structs import asdict
 
 from ...journal.datasets import MAX_POSITION, SHARES
 from ...journal.proto import events_pb2 as ev
-from ..errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
+from ..errors import AlreadyExists, FailedPrecondition, InvalidArgument
 from .base import Command, Decide, Decision, EventKind, Events
-from .jobs import readers_of
+from .jobs import ordered_job, readers_of
 from .state import DecidedChange, Job, State
 
 MAX_CHANGES = 2_000
@@ -35,22 +35,6 @@ def named(state: State, name: str) -> list[Job]:
     """The jobs that have this name to their users, or this whole name or id."""
     jobs = state.jobs.values()
     return [job for job in jobs if name and name in (job.name, str(job.job_id), job.user_name)]
-
-
-def ordered_job(state: State, job_id: int) -> Job:
-    """Raises NotFound, or FailedPrecondition for a job that has no schedule."""
-    job = state.jobs.get(job_id)
-    if job is None:
-        raise NotFound(f"job {job_id} is not known: it was removed")
-    if not job.is_ordered:
-        raise FailedPrecondition(
-            f"job {job.user_name} is not read in order, so it has no schedule to change"
-        )
-    if not job.name:
-        raise FailedPrecondition(
-            f"job {job.job_id} has no name, and goes with its reader: read with a job_name"
-        )
-    return job
 
 
 def _change_schedule(state: State, command: ChangeSchedule) -> Decision:

@@ -150,6 +150,16 @@ class DecidedChange(Struct):
     time_ms: int
 
 
+class Fork(Struct):
+    """The job begins with the changes of another one before a place: ev.Fork."""
+
+    origin: int  # job_id; it may have been removed
+    place: int
+    reason: str
+    who: str
+    time_ms: int
+
+
 class Job(Struct):
     job_id: int
     name: str  # empty: anonymous
@@ -169,6 +179,7 @@ class Job(Struct):
     changes: list[DecidedChange] = []  # of what it reads, in the order of their decisions
     step: int = 0  # elements that the group that joined last reads at a time; of an ordered job
     drops_remainder: bool = False  # whether it reads whole steps only
+    fork: Fork | None = None
 
     @property
     def user_name(self) -> str:

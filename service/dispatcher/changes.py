@@ -13,22 +13,17 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
-from ...journal.datasets import SHARES
 from ...journal.proto import events_pb2 as ev
 from ..core import commands as c
 from ..core.base import Numbered
-from ..core.lengths import UNKNOWN, lengths_of
-from ..core.schedules import change_message, named, ordered_job
-from ..core.state import Consumer, Iteration, Job
-from ..errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
-from ..picks import shares
+from ..core.state import Iteration, Job
+from ..errors import FailedPrecondition, InvalidArgument
 from ..proto import forebay_pb2 as pb
-from ..schedule import EpochSteps, Schedule, described
 from .decider import Decider
+from .job_schedules import JobSchedules
 
 ANSWER_MS = 7_000
 """How long consumers may take to answer a proposal: a little longer than a heartbeat waits."""
@@ -37,8 +32,6 @@ MAX_REASON = 1_000
 """Characters. It stays with the job."""
 
 MAX_STEP = 1 << 40
-
-SHOWN = 5  # changes of a job, in the status; the audit has all
 
 TRIES = 8
 """So often the earliest step is proposed anew, each time further ahead of who was there already."""
@@ -61,6 +54,7 @@ class ScheduleChanges:
 
     def __init__(self, decider: Decider) -> None:
         self._decider = decider
+        self.schedules = JobSchedules(decider.state)
         self._proposals: dict[int, _Proposal] = {}  # by iteration: consumers may hold before it
         self._numbers = itertools.count(random.getrandbits(48))
 
@@ -88,30 +82,16 @@ class ScheduleChanges:
 
     # -- changes -------------------------------------------------------------------------------
 
-    def status(self) -> list[dict[str, Any]]:
-        """Of jobs that have changes: the last ones, in steps of the group that joined last."""
-        return [
-            {
-                "job_id": job.job_id,
-                "changes": [
-                    described(change, self._steps(job, number), self._names(job))
-                    for number, change in [*enumerate(job.changes)][-SHOWN:]
-                ],
-            }
-            for job in self._decider.state.jobs.values()
-            if job.changes and job.step
-        ]
-
     async def change(
         self, request: pb.ChangeScheduleRequest, numbered: Numbered, who: str
     ) -> pb.ChangeScheduleResponse:
         """Raises InvalidArgument, NotFound, FailedPrecondition, AlreadyExists, Unavailable."""
-        job = ordered_job(self._decider.state, self._find(request.job))
+        job = self.schedules.find(request.job)
         if numbered is not None and (answer := self._decider.state.answers.get(numbered[0])):
             known = ev.Event.FromString(answer.event)
             if answer.number == numbered[1] and known.HasField("schedule_changed"):
                 return self._response(job, known.schedule_changed.change.place)
-        steps = self._steps(job)
+        steps = self.schedules.steps(job)
         if len(request.reason) > MAX_REASON:
             raise InvalidArgument(
                 f"a reason of {len(request.reason)} characters: give one of at most {MAX_REASON}"
@@ -123,16 +103,18 @@ class ScheduleChanges:
                 f"from_step={first} and stop={stop}: give a first step from 0 to {MAX_STEP}, and "
                 "one behind it to skip what is before that"
             )
+        if request.fork:
+            return await self._fork(job, steps.behind(first), request, numbered, who)
         if not request.stop and not request.HasField("from_step"):
             await self._earliest(job, request, change, numbered)
             return self._response(job, change.place)
         change.place = steps.place_of(first)
         if stop:
             change.skipped = steps.place_of(stop) - change.place
-            self._require_new(job, change, first, stop)
-            self._require_known(job, change)
+            self.schedules.require_new(job, change, first, stop)
+            self.schedules.require_known(job, change)
         else:
-            change.shares.extend(self._shares(job, request, change.place))
+            change.shares.extend(self.schedules.shares(job, request, change.place))
         if (furthest := await self._propose(job, change, numbered)) is not None:
             raise FailedPrecondition(
                 f"step {request.from_step} of job {job.user_name} is past: its trainers were given "
@@ -140,6 +122,20 @@ class ScheduleChanges:
                 "that, or none for the earliest one that is possible"
             )
         return self._response(job, change.place)
+
+    async def _fork(
+        self, job: Job, place: int, request: pb.ChangeScheduleRequest, numbered: Numbered, who: str
+    ) -> pb.ChangeScheduleResponse:
+        fork = ev.Fork(origin=job.job_id, place=place, reason=request.reason, who=who)
+        command = c.GetOrCreateJob(
+            request=numbered,
+            dataset_id=job.dataset_id,
+            name=f"dataset_id=/{job.dataset_id}/{request.fork}",
+            sharding=job.sharding,
+            fork=fork,
+        )
+        await self._decider.execute(command)
+        return pb.ChangeScheduleResponse(step=request.from_step, place=place)
 
     async def _earliest(
         self,
@@ -149,7 +145,7 @@ class ScheduleChanges:
         numbered: Numbered,
     ) -> None:
         """Make the change as early as possible."""
-        if not (readers := self._readers(job)):
+        if not (readers := self.schedules.readers(job)):
             raise FailedPrecondition(
                 f"nobody reads job {job.user_name}, so its next step is not known: give from_step, "
                 "at or behind the step that its trainers go on with"
@@ -158,10 +154,10 @@ class ScheduleChanges:
         ahead = 1
         for _ in range(TRIES):
             assert furthest is not None
-            steps = self._steps(job)
+            steps = self.schedules.steps(job)
             step = steps.step_of(furthest) + ahead
             change.place = steps.place_of(step)
-            change.shares[:] = self._shares(job, request, change.place)
+            change.shares[:] = self.schedules.shares(job, request, change.place)
             if (furthest := await self._propose(job, change, numbered)) is None:
                 return
             ahead *= 4
@@ -178,7 +174,7 @@ class ScheduleChanges:
             raise FailedPrecondition(
                 f"another change of job {job.user_name} is under way: look at it, and try again"
             )
-        if not self._readers(job):
+        if not self.schedules.readers(job):
             await self._decide(job, change, numbered, ())
             return None
         self._require_all(job)
@@ -197,7 +193,9 @@ class ScheduleChanges:
                 raise self._decider.unavailable()
             if (furthest := proposal.refused()) is None:
                 self._require_all(job)
-                silent = [r for r in self._readers(job) if r.consumer_id not in proposal.answers]
+                silent = [
+                    r for r in self.schedules.readers(job) if r.consumer_id not in proposal.answers
+                ]
                 if silent:
                     indexes = [r.member.index for r in silent if r.member is not None]
                     raise FailedPrecondition(
@@ -222,7 +220,7 @@ class ScheduleChanges:
 
     def _require_all(self, job: Job) -> None:
         """Raises FailedPrecondition if the group lacks a consumer."""
-        members = [r.member for r in self._readers(job) if r.member is not None]
+        members = [r.member for r in self.schedules.readers(job) if r.member is not None]
         if members and len(members) < members[0].consumers:
             raise FailedPrecondition(
                 f"job {job.user_name} is read by {len(members)} of {members[0].consumers} "
@@ -230,94 +228,5 @@ class ScheduleChanges:
                 "or none is"
             )
 
-    def _require_new(self, job: Job, skip: ev.ScheduleChange, first: int, stop: int) -> None:
-        """Raises AlreadyExists if the last change was the same skip: somebody repeats himself."""
-        if not job.changes or not (last := job.changes[-1]).skipped or last.reason != skip.reason:
-            return
-        before = self._steps(job, len(job.changes) - 1)
-        ends = before.place_of(first), before.place_of(stop)
-        if ends == (last.place, last.place + last.skipped):
-            raise AlreadyExists(
-                f"job {job.user_name} leaves out these steps already; to leave out as many behind "
-                "them, give another reason"
-            )
-
-    def _readers(self, job: Job) -> list[Consumer]:
-        state = self._decider.state
-        its = (state.iterations[number] for number in job.iterations.values())
-        return [state.consumers[i] for each in its for i in each.consumers]
-
-    # -- what is asked -------------------------------------------------------------------------
-
-    def _find(self, name: str) -> int:
-        """The id of the job that has this name to its users, or this id."""
-        found = named(self._decider.state, name)
-        if len(found) > 1:
-            ids = ", ".join(str(job.job_id) for job in found)
-            raise InvalidArgument(f"{len(found)} jobs are named {name!r}: give an id, of {ids}")
-        if not found:
-            raise NotFound(f"there is no job {name!r}: `forebay status` has those that there are")
-        return found[0].job_id
-
-    def _sources(self, job: Job) -> Sequence[ev.MixtureSource]:
-        """Of a mixture; none: it reads a dataset by itself. Raises NotFound if it was removed."""
-        state = self._decider.state
-        return state.datasets[ordered_job(state, job.job_id).dataset_id].outline.mixture.sources
-
-    def _names(self, job: Job) -> list[str]:
-        return [source.name for source in self._sources(job)]
-
-    def _schedule(self, job: Job, changes: int | None = None) -> Schedule:
-        """With all changes, or so many."""
-        shares_of = [source.share for source in self._sources(job)] or [SHARES]
-        return Schedule(shares_of, map(change_message, job.changes[:changes]))
-
-    def _steps(self, job: Job, changes: int | None = None) -> EpochSteps:
-        """Those of the group that joined last."""
-        if not job.step:
-            raise FailedPrecondition(
-                f"job {job.user_name} was never read, so its global batch is not known: start its "
-                "trainers once"
-            )
-        readers = (reader.member for reader in self._readers(job))  # of an earlier version's state
-        drops = job.drops_remainder or any(m is not None and m.drop_remainder for m in readers)
-        return EpochSteps(self._schedule(job, changes), job.step, self._total(job)[1], drops)
-
-    def _total(self, job: Job) -> tuple[int, int | None]:
-        """How many elements an epoch is known to have, and has if that is known."""
-        lengths = lengths_of(self._decider.state, job)
-        known = sum(length for length in lengths if length >= 0)
-        has_end = UNKNOWN not in lengths and not self._sources(job)
-        return known, known if has_end else None
-
-    def _require_known(self, job: Job, skip: ev.ScheduleChange) -> None:
-        """Raises FailedPrecondition if an epoch may end before the skip does, or in it."""
-        known, total = self._total(job)
-        if total is None and not self._sources(job) and skip.place + skip.skipped > known:
-            raise FailedPrecondition(
-                f"an epoch of job {job.user_name} is known to have {known} elements, until more "
-                "was read, and may end before the steps that are to be skipped do: read up to "
-                "there first, or give a smaller stop"
-            )
-
-    def _shares(self, job: Job, request: pb.ChangeScheduleRequest, place: int) -> tuple[int, ...]:
-        """Those that the weights make, beside those that the other sources have at this place."""
-        names = self._names(job)
-        weights = {each.source: each.weight for each in request.weights}
-        if not names:
-            raise InvalidArgument(
-                f"job {job.user_name} reads dataset {job.dataset_id}, which is no mixture and has "
-                "no weights"
-            )
-        if unknown := [name for name in weights if name not in names]:
-            raise InvalidArgument(
-                f"the mixture of job {job.user_name} has no source {unknown}: its sources are "
-                f"{names}"
-            )
-        now = self._schedule(job).shares_at(place)
-        return shares(
-            [weights.get(name, share / SHARES) for name, share in zip(names, now, strict=True)]
-        )
-
     def _response(self, job: Job, place: int) -> pb.ChangeScheduleResponse:
-        return pb.ChangeScheduleResponse(step=self._steps(job).step_of(place), place=place)
+        return pb.ChangeScheduleResponse(step=self.schedules.steps(job).step_of(place), place=place)

@@ -156,7 +156,7 @@ class Dispatcher(Decider):
             "client_timeout_s": _seconds(self.options.client_timeout_ms),
             "lost_workers": self._lost_workers(),
             "save_rates": self.save_rates.status(),
-            "schedules": self.changes.status(),
+            "schedules": self.changes.schedules.status(),
             "now_ms": time.time_ns() // 1_000_000,
             "removed_jobs": self.job_reports.removed(),
             "failed_saves": self.job_reports.failed_saves(),

@@ -113,6 +113,7 @@ _RPCS = {
     "CommitChunk": Rpc(decides=True, asker=_OF_STREAM),
     "EndStream": Rpc(decides=True, asker=_OF_STREAM),
     "GetStatus": Rpc(reads=True),
+    "GetSchedule": Rpc(reads=True),
     "ChangeSchedule": Rpc(decides=True),
 }
 
@@ -307,7 +308,7 @@ class DispatcherServicer:
         await self._warnings_for(request)
         self._admit_job(request)
         numbered = {"request": self._numbered(request.request)}
-        command = c.GetOrCreateJob(**_job(request) | numbered)
+        command = c.GetOrCreateJob(**self._job(request) | numbered)
         job_id = await self._dispatcher.execute(command)
         job = self._dispatcher.state.jobs.get(job_id)  # None: a retry, and it was removed
         return pb.GetOrCreateJobResponse(job_id=job_id, dataset_id=job.dataset_id if job else "")
@@ -324,7 +325,7 @@ class DispatcherServicer:
             how |= {"member": request.member, "gone": tuple(filter(free, state.consumers))}
         command: c.Command
         if joins_job:
-            command = c.JoinJob(**_job(request.job) | how)
+            command = c.JoinJob(**self._job(request.job) | how)
         else:
             command = c.JoinIteration(**how, job_id=request.job_id)
         self._admit_job(request)
@@ -349,6 +350,20 @@ class DispatcherServicer:
             response.news.CopyFrom(self._news(iteration, joined.consumer_id))
             self._dispatcher.changes.tell(iteration, 0, response.news)
         return response
+
+    def _job(self, request: pb.GetOrCreateJobRequest) -> dict[str, Any]:
+        """The arguments of a command that identify and define a job. Raises PermissionDenied,
+        NotFound."""
+        fork = None
+        if request.schedule_of:
+            if self._permissions is not None:
+                of = pb.GetScheduleRequest(job=request.schedule_of)
+                self._permissions.check("GetSchedule", of, self._dispatcher.state)
+            fork = self._dispatcher.changes.schedules.replay(request.schedule_of, self._who())
+        target_workers = request.target_workers or TARGET_WORKERS_AUTO
+        name = "" if fork else request.job_name
+        found = same_fields(c.GetOrCreateJob, request)
+        return found | {"name": name, "target_workers": target_workers, "fork": fork}
 
     async def _warnings_for(self, job: pb.GetOrCreateJobRequest) -> list[str]:
         """Warnings for the reader of an ordered read; empty for other reads.
@@ -714,9 +729,26 @@ class DispatcherServicer:
         kind = c.FailSave if request.code else c.CompleteStream
         await self._dispatcher.execute(_command(kind, request))
 
+    async def get_schedule(self, request: pb.GetScheduleRequest) -> pb.GetScheduleResponse:
+        schedules = self._dispatcher.changes.schedules
+        job = schedules.find(request.job)
+        schedules.steps(job)  # it was read
+        assert job.order is not None
+        return pb.GetScheduleResponse(
+            dataset_id=job.dataset_id,
+            order=order_message(job.order),
+            step=job.step,
+            drops_remainder=job.drops_remainder,
+        )
+
     async def change_schedule(self, request: pb.ChangeScheduleRequest) -> pb.ChangeScheduleResponse:
-        who = "" if self._permissions is None else self._permissions.caller()
-        return await self._dispatcher.changes.change(request, self._numbered(request.request), who)
+        numbered = self._numbered(request.request)
+        if self._permissions is not None and request.fork:
+            self._permissions.check_fork(numbered, request, self._dispatcher.state)
+        return await self._dispatcher.changes.change(request, numbered, self._who())
+
+    def _who(self) -> str:
+        return "" if self._permissions is None else self._permissions.caller()
 
     async def get_status(self, request: pb.GetStatusRequest) -> pb.GetStatusResponse:
         dispatcher = self._dispatcher
@@ -769,13 +801,6 @@ def _stream(save: Save, number: int) -> pb.Stream:
         assignment=stream.assignments,
         **fields_of(stream, "first", "count", "chunks", "elements", "last_elements", "last_file"),
     )
-
-
-def _job(request: pb.GetOrCreateJobRequest) -> dict[str, Any]:
-    """The arguments of a command that identify and define a job."""
-    target_workers = request.target_workers or TARGET_WORKERS_AUTO
-    found = same_fields(c.GetOrCreateJob, request)
-    return found | {"name": request.job_name, "target_workers": target_workers}
 
 
 def _wait_ms(wanted: int, timeout_ms: int) -> int:

@@ -76,6 +76,7 @@ class JobReports:
             job.lost = self._lost(job_id)
         self._see_kind: dict[str, Callable[[Any, int], None]] = {
             "job_created": self._created,
+            "job_forked": self._created,
             "iteration_created": self._begun,
             "consumer_joined": self._joined,
             "consumer_left": self._left,

@@ -92,7 +92,9 @@ def _of_read(request: pb.GetDatasetRequest, _: State) -> Subject:
     return Subject(request.dataset_id, name)
 
 
-def _of_schedule(request: pb.ChangeScheduleRequest, state: State) -> Subject:
+def _of_schedule(
+    request: pb.ChangeScheduleRequest | pb.GetScheduleRequest, state: State
+) -> Subject:
     found = named(state, request.job)  # of several, the method says so
     return _of_job(found[0].job_id, state) if len(found) == 1 else Subject()
 
@@ -130,6 +132,7 @@ METHODS: dict[str, tuple[tuple[str, ...], Describe]] = {
     "CommitChunk": _OF_SAVE,
     "EndStream": _OF_SAVE,
     "GetStatus": _VIEWER,
+    "GetSchedule": ((TRAINER, SCHEDULER), _of_schedule),
     "ChangeSchedule": ((SCHEDULER,), _of_schedule),
 }
 """By method: the roles of which each allows it, and what a call of it is about."""
@@ -209,6 +212,22 @@ class Permissions:
         joins = isinstance(request, pb.JoinIterationRequest)
         subject = _joined(request, state) if joins else _job(request)
         grants = self._require(caller, "join it", (TRAINER,), subject)
+        self._require_room(caller, grants, numbered, request, state)
+
+    def check_fork(
+        self, numbered: Numbered, request: pb.ChangeScheduleRequest, state: State
+    ) -> None:
+        """Check whether the caller may have the job that it forks. Raises PermissionDenied, and
+        ResourceExhausted."""
+        origin = _of_schedule(request, state)
+        created = pb.GetOrCreateJobRequest(dataset_id=origin.dataset_id, job_name=request.fork)
+        caller, roles = current_caller(self._admission), (SCHEDULER,)
+        grants = self._require(caller, "fork it", roles, Subject(origin.dataset_id, request.fork))
+        self._require_room(caller, grants, numbered, created, state)
+
+    def _require_room(
+        self, caller: Identity, grants: list[Grant], numbered: Numbered, request: Any, state: State
+    ) -> None:
         excesses = [excess_of_jobs(grant, numbered, request, state) for grant in grants]
         if all(excesses):
             raise ResourceExhausted(f"{caller} may not join it: {excesses[0]}")

@@ -122,7 +122,7 @@ class RemoveDatasetResponse(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetOrCreateJobRequest(_message.Message):
-    __slots__ = ("request", "dataset_id", "job_name", "sharding", "target_workers", "known", "num_consumers", "cross_trainer_cache", "order", "content", "one_dataset", "within_bundles", "schedules")
+    __slots__ = ("request", "dataset_id", "job_name", "sharding", "target_workers", "known", "num_consumers", "cross_trainer_cache", "order", "content", "one_dataset", "within_bundles", "schedules", "schedule_of")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +136,7 @@ class GetOrCreateJobRequest(_message.Message):
     ONE_DATASET_FIELD_NUMBER: _ClassVar[int]
     WITHIN_BUNDLES_FIELD_NUMBER: _ClassVar[int]
     SCHEDULES_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_OF_FIELD_NUMBER: _ClassVar[int]
     request: _events_pb2.Request
     dataset_id: str
     job_name: str
@@ -149,7 +150,8 @@ class GetOrCreateJobRequest(_message.Message):
     one_dataset: bool
     within_bundles: bool
     schedules: bool
-    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., dataset_id: _Optional[str] = ..., job_name: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ..., target_workers: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., num_consumers: _Optional[int] = ..., cross_trainer_cache: bool = ..., order: _Optional[_Union[_events_pb2.OrderSpec, _Mapping]] = ..., content: _Optional[str] = ..., one_dataset: bool = ..., within_bundles: bool = ..., schedules: bool = ...) -> None: ...
+    schedule_of: str
+    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., dataset_id: _Optional[str] = ..., job_name: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ..., target_workers: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., num_consumers: _Optional[int] = ..., cross_trainer_cache: bool = ..., order: _Optional[_Union[_events_pb2.OrderSpec, _Mapping]] = ..., content: _Optional[str] = ..., one_dataset: bool = ..., within_bundles: bool = ..., schedules: bool = ..., schedule_of: _Optional[str] = ...) -> None: ...
 
 class GetOrCreateJobResponse(_message.Message):
     __slots__ = ("job_id", "dataset_id", "journal")
@@ -772,21 +774,43 @@ class EndStreamResponse(_message.Message):
     journal: JournalPosition
     def __init__(self, journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
+class GetScheduleRequest(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
+
+class GetScheduleResponse(_message.Message):
+    __slots__ = ("dataset_id", "order", "step", "drops_remainder", "journal")
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DROPS_REMAINDER_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_FIELD_NUMBER: _ClassVar[int]
+    dataset_id: str
+    order: _events_pb2.OrderSpec
+    step: int
+    drops_remainder: bool
+    journal: JournalPosition
+    def __init__(self, dataset_id: _Optional[str] = ..., order: _Optional[_Union[_events_pb2.OrderSpec, _Mapping]] = ..., step: _Optional[int] = ..., drops_remainder: bool = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+
 class ChangeScheduleRequest(_message.Message):
-    __slots__ = ("request", "job", "weights", "from_step", "stop", "reason")
+    __slots__ = ("request", "job", "weights", "from_step", "stop", "reason", "fork")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     FROM_STEP_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    FORK_FIELD_NUMBER: _ClassVar[int]
     request: _events_pb2.Request
     job: str
     weights: _containers.RepeatedCompositeFieldContainer[SourceWeight]
     from_step: int
     stop: int
     reason: str
-    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., job: _Optional[str] = ..., weights: _Optional[_Iterable[_Union[SourceWeight, _Mapping]]] = ..., from_step: _Optional[int] = ..., stop: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    fork: str
+    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., job: _Optional[str] = ..., weights: _Optional[_Iterable[_Union[SourceWeight, _Mapping]]] = ..., from_step: _Optional[int] = ..., stop: _Optional[int] = ..., reason: _Optional[str] = ..., fork: _Optional[str] = ...) -> None: ...
 
 class SourceWeight(_message.Message):
     __slots__ = ("source", "weight")

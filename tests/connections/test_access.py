@@ -244,11 +244,26 @@ def test_who_steers_some_jobs_steers_no_others_and_is_on_record(
             with pytest.raises(PermissionDenied, match="job 'b-steered'"):
                 service.skip_steps(target, "b-steered", 10, 20)
             service.skip_steps(target, "a-steered", 10, 20)
+            for job, new in (("a-steered", "b-fork"), ("b-steered", "a-fork")):
+                with pytest.raises(
+                    PermissionDenied, match=f"job '{job if job[0] == 'b' else new}'"
+                ):
+                    service.fork_job(target, job, new, at_step=10)
+            assert service.fork_job(target, "a-steered", "a-fork", at_step=10) == 10
+            with pytest.raises(PermissionDenied, match="may not call"):
+                service.batch_of(target, "a-steered", 10)
             with pytest.raises(PermissionDenied, match="may not call"):
                 [*service.read(target, "own/steered", ordered=True, job_name="a-steered")]
+        with using(authority.issue("own-1")):
+            line = [*service.read(target, "own/steered", ordered=True)]
+            assert service.batch_of(target, "a-steered", 10).tolist() == [line[20]]
+            assert service.batch_of(target, "a-fork", 10).tolist() == [line[10]]
+        with using(authority.issue("team-b-7")), pytest.raises(PermissionDenied, match="own/steer"):
+            service.batch_of(target, "a-steered", 10)
         with using(authority.issue("viewer")), DispatcherClient(target) as client:
             status = fetch_status(client, 20)
-    (steered,) = status["schedules"]
+    steered, forked = status["schedules"]
+    assert forked["changes"][0]["who"].startswith("certificate steers-a,")
     (named,) = [job["name"] for job in status["jobs"] if job["job_id"] == steered["job_id"]]
     assert named.endswith("a-steered")
     (change,) = steered["changes"]

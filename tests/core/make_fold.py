@@ -563,6 +563,21 @@ def mixed(cluster: Cluster) -> None:
     cluster.do(c.ChangeSchedule(request=("skips", 1), job_id=job_id, change=skip, readers=()))
 
 
+def forked(cluster: Cluster) -> None:
+    """A job parts from that of `mixed`, and is read; another one, without a name, replays it."""
+    mixed(cluster)
+    (origin,) = (job.job_id for job in cluster.state.jobs.values() if job.name == "mixed")
+    fork = ev.Fork(origin=origin, place=40, reason="another end", who="somebody")
+    how: dict[str, Any] = {"dataset_id": "mix", "sharding": ev.OFF, "schedules": True}
+    cluster.do(c.GetOrCreateJob(request=("forks", 1), name="forked", fork=fork, **how))
+    order = ev.OrderSpec(seed=4, cycle_length=2, block_length=3)
+    member = ev.GroupMember(consumers=1, batch_size=4, start_position=36)
+    joined = cluster.do(c.JoinJob(name="forked", order=order, epoch=0, member=member, **how))
+    replay = ev.Fork(origin=origin, place=1_000, reason="replay")
+    cluster.do(c.JoinJob(name="", fork=replay, epoch=0, member=member, **how))
+    cluster.leave(joined.consumer_id)
+
+
 def delivered(cluster: Cluster) -> None:
     """What workers say of the elements that trainers have taken, or that were dropped."""
     definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=100)], metadata=b"m")
@@ -594,6 +609,7 @@ LIVES: dict[str, Callable[[Cluster], None]] = {
     "claimed": claimed,
     "moved": moved,
     "mixed": mixed,
+    "forked": forked,
     "delivered": delivered,
 }
 

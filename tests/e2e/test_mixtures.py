@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -317,6 +318,101 @@ class TestChanges:
             service.skip_steps(cluster.target, "bad", 3, 5)
         with pytest.raises(InvalidArgument, match="first=5 and stop=5"):
             service.skip_steps(cluster.target, "bad", 5, 5)
+
+
+class TestForks:
+    def test_of_a_mixture(
+        self, cluster: Cluster, mixture: str, oracle: Oracle, expected: list[int]
+    ) -> None:
+        how = {"batch_size": 12, **ORDER}
+        begin = read(cluster.target, mixture, 2, steps=20, job_name="origin", **how)
+        for weights, step in (({"web": 0.05}, 30), ({"web": 9}, 50)):
+            service.change_weights(cluster.target, "origin", weights, from_step=step)
+        service.skip_steps(cluster.target, "origin", 40, 45, reason="spike")
+        fork = functools.partial(service.fork_job, cluster.target, "origin")
+        assert fork("fork", at_step=40, reason="without the skip") == 40 * STEP
+        oracle.walk(WEIGHTS, 30 * STEP)
+        oracle.walk(CHANGED, 60 * STEP)
+        before = oracle.line[20 * STEP :]
+        how |= {"batch_size": 8, "state": begin.state, "steps": 40}
+        assert read(cluster.target, mixture, 3, job_name="fork", **how).numbers == before
+        origin = read(cluster.target, mixture, 3, job_name="origin", **how).numbers
+        assert origin[: 20 * STEP] == before[: 20 * STEP]
+        assert origin[20 * STEP : 25 * STEP] == before[25 * STEP : 30 * STEP]
+        assert fork("earlier", at_step=30) == 30 * STEP
+        got = read(cluster.target, mixture, 3, job_name="earlier", **how).numbers
+        assert got == expected[20 * STEP : 60 * STEP]
+        with pytest.raises(AlreadyExists, match="there is a job fork already"):
+            fork("fork", at_step=40)
+        for step in (3, 20, 39, 40, 59):
+            batch = service.batch_of(cluster.target, "origin", step)
+            line = expected[: 20 * STEP] + origin
+            assert batch.tolist() == line[step * STEP : (step + 1) * STEP]
+        future = service.batch_of(cluster.target, "origin", 60).tolist()
+        more = {**how, "start_step": 60, "steps": 1, "state": None}
+        assert read(cluster.target, mixture, 3, job_name="origin", **more).numbers == future
+
+    def test_of_one_dataset_through_epochs(
+        self, cluster: Cluster, numbers: str, epochs: list[list[int]]
+    ) -> None:
+        steps = -(-len(epochs[0]) // STEP)
+        how = {**ORDER, "batch_size": 12}
+        read(cluster.target, numbers, 2, steps=3, job_name="one origin", **how)
+        service.skip_steps(cluster.target, "one origin", steps + 1, steps + 3)
+        for at_step in (steps, steps + 1, steps + 2):
+            name = f"fork at {at_step}"
+            position = service.fork_job(cluster.target, "one origin", name, at_step=at_step)
+            last = max(0, (at_step - steps) * STEP) + (2 * STEP if at_step > steps + 1 else 0)
+            assert position == len(epochs[0]) + last
+            got = read(cluster.target, numbers, 2, start_step=steps, job_name=name, **how)
+            skips = at_step > steps + 1
+            assert got.numbers == (epochs[1][:STEP] + epochs[1][3 * STEP :] if skips else epochs[1])
+        for step, batch in (
+            (0, epochs[0][:STEP]),
+            (steps - 1, epochs[0][(steps - 1) * STEP :]),
+            (steps + 1, epochs[1][3 * STEP : 4 * STEP]),
+        ):
+            assert service.batch_of(cluster.target, "one origin", step).tolist() == batch
+
+    def test_the_commands(
+        self, cluster: Cluster, mixture: str, expected: list[int], tmp_path: Path
+    ) -> None:
+        read(cluster.target, mixture, steps=2, batch_size=24, job_name="by hand too", **ORDER)
+
+        def run(*arguments: str) -> Result:
+            return CliRunner().invoke(app, [*arguments])
+
+        forked = ["job", "fork", cluster.target, "by hand too", "by hand b", "--at-step", "1"]
+        done = run(*forked, "--reason", "another end")
+        assert done.output == "job by hand b parts from job by hand too at position 24\n"
+        for text in ("no longer as job", "another end"):
+            assert text in run("status", cluster.target).output
+        out = tmp_path / "batch.npz"
+        done = run("replay", cluster.target, "by hand b", "--step", "30", "--out", str(out))
+        assert done.exit_code == 0 and done.output.startswith("batch: int64 (24,) sha256 ")
+        with np.load(out) as arrays:
+            assert arrays["batch"].tolist() == expected[30 * STEP : 31 * STEP]
+        assert run("replay", cluster.target, "by hand b", "--step", "-1").exit_code == 2
+        assert run(*forked[:-1], "-1").exit_code == 2
+        _, histories, _ = _replayed(FileStorage(cluster.journal))
+        by_name = {h.job.user_name: h for h in histories.jobs.values()}
+        (_, said) = OrderedAnswers(by_name["by hand b"]).overview()["changes"]
+        assert (said["from_step"], said["reason"]) == (1, "another end")
+        assert said["fork_of"] == by_name["by hand too"].job.job_id
+
+    def test_bad_input(self, cluster: Cluster, mixture: str, numbers: str) -> None:
+        fork, replay = service.fork_job, service.batch_of
+        with pytest.raises(NotFound, match="no job 'no-such'"):
+            fork(cluster.target, "no-such", "new", at_step=1)
+        with pytest.raises(NotFound, match="no job 'no-such'"):
+            replay(cluster.target, "no-such", 1)
+        with pytest.raises(InvalidArgument, match="new=''"):
+            fork(cluster.target, "no-such", "", at_step=1)
+        for step in (-1, True, 1.5):
+            with pytest.raises(InvalidArgument, match="step="):
+                fork(cluster.target, "no-such", "new", at_step=step)  # type: ignore[arg-type]
+            with pytest.raises(InvalidArgument, match="step="):
+                replay(cluster.target, "no-such", step)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

@@ -535,7 +535,7 @@ def asks_nobody() -> AbstractContextManager[None]:
     """A dispatcher that decides what steps are left out, whoever has them."""
 
     async def decides(self: ScheduleChanges, job: Any, change: Any, numbered: Any) -> None:
-        there = [reader.consumer_id for reader in self._readers(job)]
+        there = [reader.consumer_id for reader in self.schedules.readers(job)]
         await self._decide(job, change, numbered, there)
 
     return replaced(ScheduleChanges, _propose=decides)
@@ -544,6 +544,13 @@ def asks_nobody() -> AbstractContextManager[None]:
 def leaves_out_where_some_lack() -> AbstractContextManager[None]:
     """A dispatcher that asks those who are there, and not who may come back."""
     return replaced(ScheduleChanges, _require_all=lambda *_: None)
+
+
+def forks_without_changes() -> AbstractContextManager[None]:
+    """A dispatcher that gives who replays a job its order, and no changes."""
+    created = machine.EVENTS["job_created"].apply
+    forked = machine.EVENTS["job_forked"]._replace(apply=created)
+    return patch.dict(machine.EVENTS, job_forked=forked)
 
 
 def forgets_cursors() -> AbstractContextManager[None]:
@@ -688,6 +695,7 @@ BROKEN: dict[str, Variant] = {
         Variant(holds_for_ever, "did not come to the end", mode="ordered"),
         Variant(asks_nobody, "was due", mode="ordered"),
         Variant(leaves_out_where_some_lack, "were not asked", mode="ordered"),
+        Variant(forks_without_changes, "was replayed as", mode="ordered"),
         Variant(forgets_cursors, "was due", ("kill trainer",), mode="claimed"),
         Variant(forgets_claims, "did not come to the end", ("kill trainer",), mode="claimed"),
         Variant(

@@ -188,6 +188,8 @@ class Oracle:
     def _job_created(self, event: ev.JobCreated) -> None:
         self.books.jobs.add(event.job_id)
 
+    _job_forked = _job_created
+
     def _job_removed(self, event: ev.JobRemoved) -> None:
         self.books.removed_jobs.add(event.job_id)
 

@@ -27,7 +27,7 @@ from forebay.service.client import (
 from forebay.service.client.options import ReadOptions, ShardingPolicy
 from forebay.service.client.positions import ordered_options
 from forebay.service.client.reader import OrderedIterator, Reader, name_of_job
-from forebay.service.client.schedules import skip_steps
+from forebay.service.client.schedules import batch_of, skip_steps
 from forebay.service.delivery import bundles
 from forebay.service.errors import (
     AlreadyExists,
@@ -54,6 +54,9 @@ MAX_STATE = 300
 TOGETHER_S = 2.0
 """For a launcher to end, and to start, all trainers."""
 
+MOST_EPOCHS = 60
+"""In which a step is looked for that is replayed."""
+
 Name = tuple[int, int, int]
 """Of an element: the number of its bundle, its split, and its index in the bundle."""
 
@@ -77,6 +80,18 @@ class GlobalOrder:
         if number not in self._epochs:
             self._epochs[number] = list(self._interleaved(number))
         return self._epochs[number]
+
+    def step(self, step: int, size: int, left_out: Sequence[range]) -> list[Name]:
+        """The global batch of this step, of those who know what is `left_out`; none: it is far."""
+        gone, batches = {place for each in left_out for place in each}, []
+        for number in range(MOST_EPOCHS):
+            base = number * self.total
+            kept = [e for n, e in enumerate(self.epoch(number)) if base + n not in gone]
+            stop = len(kept) // size * size if self._asked.drop_remainder else len(kept)
+            batches += [kept[first : first + size] for first in range(0, stop, size)]
+            if step < len(batches):
+                return batches[step]
+        return []
 
     def _interleaved(self, epoch: int) -> Iterator[Name]:
         asked, count = self._asked, len(self._bundles)
@@ -178,11 +193,26 @@ class Changes:
     def __init__(self, oracle: Oracle, group: Group) -> None:
         self._oracle, self._group = oracle, group
         self._of_job: dict[int, list[range]] = {}
+        self._forks: set[int] = set()
         self.known: dict[int, list[range]] = {}  # by consumer
 
     def _consumer_joined(self, event: ev.ConsumerJoined) -> None:
         job, _ = self._oracle.books.epochs[event.iteration_id]
-        self.known[event.consumer_id] = [*self._of_job.get(job, [])]
+        self.known[event.consumer_id] = [*self._of_job.setdefault(job, [])]
+
+    def _job_forked(self, event: ev.JobCreated) -> None:
+        self._of_job[event.job_id] = [*self._of_job[event.fork.origin]]
+        self._forks.add(event.job_id)
+
+    def counts(self) -> dict[int, int]:
+        """By job that is no fork, how many changes it has had."""
+        return {job: len(known) for job, known in self._of_job.items() if job not in self._forks}
+
+    def since(self, counts: dict[int, int]) -> Iterator[list[range]]:
+        """What was left out at some time since it had so many changes."""
+        for job, count in self.counts().items():
+            for known in range(counts.get(job, 0), count + 1):
+                yield self._of_job[job][:known]
 
     def _schedule_changed(self, event: ev.ScheduleChanged) -> None:
         books, change = self._oracle.books, event.change
@@ -457,7 +487,29 @@ class Skipper(Node):
                 Unavailable,  # then it may hold
             ) as error:
                 self.kernel.trace("refused", error)
+            if rng.random() < 0.5:
+                self._replay(max(0, now + rng.choice([-3, 0, 5])), patience_s)
         self.done = True
+
+    def _replay(self, step: int, patience_s: float) -> None:
+        """A global batch is made anew, whoever reads: as of a moment while it was asked for."""
+        group = self._group
+        before = group.changes.counts()
+        try:
+            batch = batch_of(self._job.service, "job", step, timeout_s=patience_s)
+        except (
+            *(AlreadyExists, FailedPrecondition, InvalidArgument, NotFound),
+            *(PipelineError, Unavailable),
+        ) as error:
+            self.kernel.trace("no replay", error)
+            return
+        got = [(e.pass_number, e.split, e.number) for e in elements_in(batch.reshape(-1, 5))]
+        sizes = {(group.asked.step // of or 1) * of for of in group.asked.sizes}
+        for left_out in group.changes.since(before):
+            if any(got == group.order.step(step, size, left_out) for size in sizes):
+                self.kernel.trace("replayed", step, len(left_out))
+                return
+        raise Violation(f"step {step} was replayed as {got}, which nobody is given in it")
 
 
 @contextmanager
