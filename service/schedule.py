@@ -101,6 +101,23 @@ class Schedule:
         said = [(first, shares) for first, shares, *_ in self._stretches[1:] if first < place]
         return hashlib.sha256(repr(said).encode()).hexdigest()[:8] if said else ""
 
+    def first_difference(self, other: Schedule) -> int | None:
+        """The first place that one leaves out and the other does not, or from which on they give
+        the sources other shares, or anew."""
+        schedules = self, other
+        edges = {each.first for one in schedules for each in one._stretches}
+        edges |= {edge for one in schedules for gap in one.left_out for edge in gap}
+        for place in sorted(edges):
+            mine, theirs = (one._said_of(place) for one in schedules)
+            if mine != theirs:
+                return place
+        return None
+
+    def _said_of(self, place: int) -> tuple[int, tuple[int, ...], bool]:
+        number = bisect_right(self._stretches, place, key=lambda each: each.first) - 1
+        first, found, *_ = self._stretches[number]
+        return first, found, bool(self.positions_of(np.array([place]))[0] < 0)
+
     # -- sources -------------------------------------------------------------------------------
 
     def count_before(self, place: int, source: int) -> int:

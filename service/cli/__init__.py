@@ -10,7 +10,7 @@ import typer
 
 from ..errors import ForebayError
 from ..processes import open_standard_descriptors
-from . import audit, bench, chaos, dataset, doctor, job, journal, materialize, servers, status
+from . import audit, bench, chaos, dataset, diff, doctor, job, journal, materialize, servers, status
 from .console import plain
 from .options import FlagCommand
 
@@ -47,6 +47,7 @@ app.command(
     cls=FlagCommand, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
 )(materialize.materialize)
 app.command(cls=FlagCommand)(audit.audit)
+app.command(cls=FlagCommand)(diff.diff)
 app.command(cls=FlagCommand)(job.replay)
 app.command(cls=FlagCommand)(chaos.chaos)
 app.command(cls=FlagCommand)(bench.bench)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import typer
@@ -22,7 +22,10 @@ STEP = typer.Option(
     None, min=0, help="What each consumer gets in this step, counted over all epochs."
 )
 ELEMENT = typer.Option(None, help="BUNDLE:INDEX: the step and the consumer that get this element.")
-EPOCH = typer.Option(None, min=0, help="With --element: in this epoch; the first is 0.")
+RECORD = typer.Option(
+    None, help="FILE:ROW: the same of a record of a file, whose path may be cut at its begin."
+)
+EPOCH = typer.Option(None, min=0, help="Of --element or --record: in this epoch; the first is 0.")
 
 PARTS = {"readers", "bundles"}
 """The lists within parts of an answer that are shown in words, too."""
@@ -33,41 +36,48 @@ def audit(
     job: str = JOB,
     step: int | None = STEP,
     element: str | None = ELEMENT,
+    record: str | None = RECORD,
     epoch: int | None = EPOCH,
     as_json: bool = JSON,
 ) -> None:
     """Show who read a job, from where and in which order, and which elements were lost and why.
 
-    With --step or --element: which consumer of an ordered read was given which elements. Exits 1 if
-    the journal tells that a promise did not hold.
+    With --step, --element or --record: which consumer of an ordered read was given which elements.
+    Exits 1 if the journal tells that a promise did not hold.
     """
-    if step is not None and element is not None:
-        raise InvalidArgument(f"--step {step} and --element {element}: ask for one of them")
-    if epoch is not None and element is None:
-        raise InvalidArgument(f"--epoch {epoch} is for --element; leave it out")
+    asked = {"--step": step, "--element": element, "--record": record}
+    given = [f"{name} {value}" for name, value in asked.items() if value is not None]
+    if len(given) > 1:
+        raise InvalidArgument(f"{' and '.join(given)}: ask for one of them")
+    if epoch is not None and element is None and record is None:
+        raise InvalidArgument(f"--epoch {epoch} is for --element and --record; leave it out")
     with opened(storage) as found:
         state, histories, begins = _replayed(found)
-    gone = f"what came before event {begins + 1} is no longer in the journal" if begins else None
-    history = _find(histories, job, gone)
-    if not history.job.is_ordered:
-        if step is not None or element is not None:
-            raise InvalidArgument(
-                f"job {history.job.user_name} is not read in order, so the journal does not tell "
-                "of its elements: leave out --step and --element"
-            )
-        answer = claimed(history) if history.job.is_claimed else unordered(state, history)
-    else:
-        ordered = OrderedAnswers(history)
-        if step is not None:
-            answer = ordered.step(step)
-        elif element is not None:
-            answer = ordered.element(element, epoch)
+        gone = (
+            f"what came before event {begins + 1} is no longer in the journal" if begins else None
+        )
+        history = _find(histories, job, gone)
+        if not history.job.is_ordered:
+            if given:
+                raise InvalidArgument(
+                    f"job {history.job.user_name} is not read in order, so the journal does not "
+                    f"tell of its elements: leave out {given[0]}"
+                )
+            answer = claimed(history) if history.job.is_claimed else unordered(state, history)
         else:
-            answer = ordered.overview()
+            ordered = OrderedAnswers(history)
+            if step is not None:
+                answer = ordered.step(step)
+            elif element is not None:
+                answer = ordered.element(element, epoch)
+            elif record is not None:
+                answer = ordered.record(record, epoch, found.read_blob)
+            else:
+                answer = ordered.overview()
     answer = {"job": history.job.user_name, "job_id": history.job.job_id, **answer}
     if gone:
         answer["note"] = gone
-    print(json.dumps(answer, indent=2) if as_json else plain("\n".join(_lines(answer))))
+    print(json.dumps(answer, indent=2) if as_json else plain("\n".join(in_words(answer))))
     raise typer.Exit(1 if answer.get("verdict") == BROKEN else 0)
 
 
@@ -91,6 +101,20 @@ def _replayed(storage: Any) -> tuple[Any, Any, int]:
     return state, histories, begins
 
 
+def found_in(storage: Any, names: Sequence[str]) -> list[Any]:
+    """The histories of these jobs, which are read in order. Raises NotFound, InvalidArgument."""
+    _, histories, begins = _replayed(storage)
+    found = [_find(histories, name, _gone(begins)) for name in names]
+    for history in found:
+        if not history.job.is_ordered:
+            raise InvalidArgument(f"job {history.job.user_name} is not read in order")
+    return found
+
+
+def _gone(begins: int) -> str | None:
+    return f"what came before event {begins + 1} is no longer in the journal" if begins else None
+
+
 def _find(histories: Any, name: str, gone: str | None) -> Any:
     jobs = histories.jobs.values()
     exact = [h for h in jobs if name in (h.job.name, str(h.job.job_id))]
@@ -104,7 +128,7 @@ def _find(histories: Any, name: str, gone: str | None) -> Any:
     raise NotFound(f"job {name!r} is not in the journal; these are: {known or 'none'}{note}")
 
 
-def _lines(answer: dict[str, Any], indent: str = "") -> Iterator[str]:
+def in_words(answer: dict[str, Any], indent: str = "") -> Iterator[str]:
     """The answer in words; lists of parts are indented."""
     for key, value in answer.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
@@ -112,7 +136,7 @@ def _lines(answer: dict[str, Any], indent: str = "") -> Iterator[str]:
             for part in value:
                 yield f"{indent}  {', '.join(_words(part))}"
                 nested = {k: v for k, v in part.items() if k in PARTS and isinstance(v, list)}
-                yield from _lines(nested, f"{indent}    ")
+                yield from in_words(nested, f"{indent}    ")
         else:
             yield from _words({key: value})
 

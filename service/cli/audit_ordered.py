@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, NotFound
 from .audit_shared import reader, skip, skips, verdict
 from .journal import time_text
 
@@ -29,10 +29,11 @@ class OrderedAnswers:
         from ..steps import GroupSteps
 
         self._history, self._order = history, history.job.order
+        self.job = history.job
         self._parts = parts_of(history.dataset, self._order)
         self._datasets = {d.dataset_id: d for d in (history.dataset, *history.sources)}
         self._as_known = functools.cache(self._known_order)
-        self._known = self._as_known(len(history.job.changes))
+        self.known = self._as_known(len(history.job.changes))
         self._stays = history.groups()
         self._groups = []
         for stays in self._stays:
@@ -50,10 +51,35 @@ class OrderedAnswers:
         known = map(change_message, history.job.changes[:changes])
         return KnownOrder(order_message(self._order), history.lengths, shares, known)
 
+    def about(self) -> dict[str, Any]:
+        """What the order depends on, but for what was decided later."""
+        from msgspec.structs import asdict as fields
+
+        return {"dataset": self._history.dataset.content, **fields(self._order)}
+
+    def step_at(self, position: int) -> int:
+        """The step of a position, as the group counts that joined last."""
+        steps, schedule = self._steps(len(self.job.changes)), self.known.schedule
+        return int(steps.step_of(schedule.place_of(position) + 1)) - 1
+
+    def position_of_bundle(self, bundle: int) -> int:
+        """Of its first element, through all epochs. Raises InvalidArgument if it is not known."""
+        epoch = 0 if self.known.is_mixture else bundle // self._order.bundles
+        if epoch and self.known.total is None:
+            raise InvalidArgument(f"where epoch {epoch} begins is not known")
+        found = self.known.find(epoch, bundle - epoch * self._order.bundles, 0)
+        return int(self.known.before(epoch)) + int(found)
+
+    def _steps(self, changes: int) -> Any:
+        from ..schedule import EpochSteps
+
+        known = self._as_known(changes)
+        return EpochSteps(known.schedule, self.job.step, known.total, self.job.drops_remainder)
+
     def overview(self) -> dict[str, Any]:
         from msgspec.structs import asdict as fields
 
-        known = self._known
+        known = self.known
         count = int((known.lengths >= 0).sum())
         learned = self._history.learned.get(self._order.bundle_splits, [])
         return {
@@ -82,7 +108,7 @@ class OrderedAnswers:
     def _changes(self) -> list[dict[str, Any]]:
         """The weights of a mixture at the beginning, and what was decided; in steps of the group
         that joined last."""
-        from ..schedule import EpochSteps, described, described_fork, weights_of
+        from ..schedule import described, described_fork, weights_of
 
         found: list[dict[str, Any]] = []
         sources, job = self._history.dataset.outline.mixture.sources, self._history.job
@@ -90,13 +116,9 @@ class OrderedAnswers:
         if sources:
             found = [{"from_step": 0, "weights": weights_of(names, [s.share for s in sources])}]
 
-        def steps(changes: int) -> EpochSteps:
-            known = self._as_known(changes)
-            return EpochSteps(known.schedule, job.step, known.total, job.drops_remainder)
-
         if job.fork is not None:
-            found.append(described_fork(job.fork, steps(len(job.changes))))
-        found += [described(change, steps(n), names) for n, change in enumerate(job.changes)]
+            found.append(described_fork(job.fork, self._steps(len(job.changes))))
+        found += [described(change, self._steps(n), names) for n, change in enumerate(job.changes)]
         return found
 
     def _verdict(self) -> dict[str, str]:
@@ -125,13 +147,13 @@ class OrderedAnswers:
     def _at(self, epoch: int, offset: int, known: Any = None) -> dict[str, Any]:
         """A position in the training, as states have it, and in its epoch; None while an epoch's
         size is not known. `known` is the order as a group knows it."""
-        known = known or self._known
+        known = known or self.known
         position = None if epoch and known.total is None else known.saved(epoch, offset)
         where = {} if known.is_mixture else {"epoch": epoch}
         return {"position": position, **where, "offset": offset}
 
     def _start(self, steps: Any) -> dict[str, Any]:
-        if self._known.total is not None or not steps.start:
+        if self.known.total is not None or not steps.start:
             return self._at(steps.epoch, steps.start, steps.known)
         asked_for_step = steps.group.HasField("start_step")
         return {"position": None if asked_for_step else steps.group.start_position}
@@ -221,7 +243,7 @@ class OrderedAnswers:
 
         number, own, source = 0, bundle, {}
         if self._history.sources:
-            number, epoch, own = self._known.source_of(bundle)
+            number, epoch, own = self.known.source_of(bundle)
             name = self._history.dataset.outline.mixture.sources[number].name
             source = {"source": name, "epoch": epoch}
         part = self._parts[number]
@@ -250,10 +272,60 @@ class OrderedAnswers:
             found += self._found(number, int(bundle), int(index))
         return {"element": element, **self.splits_of(int(bundle)), "found": found}
 
+    def record(self, record: str, epoch: int | None, read_blob: Any) -> dict[str, Any]:
+        """The same of a record of a file, by the manifest that was registered; of a mixture in an
+        epoch of the source that has the file."""
+        file, _, row = record.rpartition(":")
+        if not (file and row.isdecimal()):
+            raise InvalidArgument(f"--record {record!r} is not of the form FILE:ROW")
+        last = 0 if self.known.is_mixture else max((x.epoch for x in self._groups), default=0)
+        found: list[dict[str, Any]] = []
+        for each in range(last + 1) if epoch is None else [epoch]:
+            bundle, index = self._place_of(file, int(row), each, read_blob)
+            name = {"element": f"{bundle}:{index}", **self.splits_of(bundle)}
+            of_job = 0 if self.known.is_mixture else each
+            found += [{**name, **at} for at in self._found(of_job, bundle, index)]
+        return {"record": record, "found": found}
+
+    def _place_of(self, file: str, row: int, epoch: int, read_blob: Any) -> tuple[int, int]:
+        """The bundle of a record, through the epochs of a mixture's source, and its index there."""
+        from ..pipelines.files.record_places import RecordPlaces
+
+        missing = []
+        for part in self._parts:
+            try:
+                blob = self._datasets[part.dataset_id].definition.python_function.blob
+                if not blob:
+                    raise InvalidArgument("it is a graph, whose files the journal does not know")
+                places = RecordPlaces(read_blob(blob))
+                rank = places.rank(file, row, self._order.seed, epoch)
+            except (InvalidArgument, NotFound) as error:
+                missing.append(f"dataset {part.dataset_id}: {error}")
+                continue
+            split, at = places.split_of(rank)
+            bundle = split // part.bundle_splits
+            first = bundle * part.bundle_splits
+            skips = {(x.split, x.element): x for x in self._history.skipped}  # by each iteration
+            gone = [each for (of, _), each in skips.items() if first <= of <= split]
+            uneven = gone and (self.known.is_mixture or not all(x.records for x in gone))
+            if places.varies or uneven:
+                raise InvalidArgument(
+                    f"record {row} of {file} is in bundle {bundle}, and not each of its records is "
+                    "one element: ask for --element, or for a step"
+                )
+            for each in gone:
+                if each.split == split and 0 <= at - each.element < each.records:
+                    raise NotFound(f"record {row} of {file} was skipped: {each.reason}")
+            earlier = [x.records for x in gone if (x.split, x.element) < (split, at)]
+            index = places.number_in(rank, first) - sum(earlier)
+            through = epoch * self._order.bundles if self.known.is_mixture else 0
+            return through + part.first + bundle, index
+        raise NotFound("; ".join(missing))
+
     def _found(self, epoch: int, bundle: int, index: int) -> Iterator[dict[str, Any]]:
         """The groups that were given this element, or may have been; else who is to be given it
         next, if anybody is."""
-        knowns = {id(known): known for known in (self._known, *(g.known for g in self._groups))}
+        knowns = {id(known): known for known in (self.known, *(g.known for g in self._groups))}
         offsets, error = {}, None
         for number, known in knowns.items():
             try:
@@ -270,7 +342,7 @@ class OrderedAnswers:
                 at = self._at(epoch, offset, steps.known)
                 told.append({**at, **where, **self._told(steps, *got)._asdict()})
         reached = [each for each in told if each["status"] != NOT_YET]
-        offset = offsets.get(id(self._known))
+        offset = offsets.get(id(self.known))
         nobody = {} if offset is None else self._at(epoch, offset)
         yield from reached or told[-1:] or [{**nobody, **self._nobody()}]
 

@@ -1,0 +1,112 @@
+"""`forebay diff`: at which step two jobs that are read in order part, by their journal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from ..errors import InvalidArgument
+from .audit import found_in, in_words
+from .audit_ordered import OrderedAnswers
+from .console import plain
+from .journal import STORAGE, opened
+from .options import JSON
+
+COMPARED = 1 << 16
+"""Elements behind a first difference in weights: the same source may be picked for some."""
+
+NAMED = 5
+"""Bundles whose checksums differ."""
+
+
+def diff(
+    storage: str = STORAGE,
+    job: str = typer.Argument(..., help="A job's name, or its id.", envvar="FOREBAY_JOB"),
+    other: str = typer.Argument(..., help="Another one's."),
+    as_json: bool = JSON,
+) -> None:
+    """Show from which step on two ordered jobs read different data, and why.
+
+    It compares their datasets and orders, what was decided for each, and the checksums of bundles
+    that workers ran for both. Exits 1 if they differ.
+    """
+    with opened(storage) as found:
+        answers = [OrderedAnswers(history) for history in found_in(found, (job, other))]
+    said = compared(*answers)
+    print(json.dumps(said, indent=2) if as_json else plain("\n".join(in_words(said))))
+    raise typer.Exit(1 if said["differences"] else 0)
+
+
+def compared(mine: OrderedAnswers, theirs: OrderedAnswers) -> dict[str, Any]:
+    """What differs, the first of it first."""
+    both = mine, theirs
+    names = [f"{x.job.user_name} (id {x.job.job_id})" for x in both]
+    about = [x.about() for x in both]
+    steps = [x.job.step for x in both]
+    if not all(steps):
+        raise InvalidArgument(f"nobody has read job {names[steps.index(0)]}")
+    wholly = [
+        {"what": what, "first_job": about[0][what], "second_job": about[1][what]}
+        for what in about[0]
+        if about[0][what] != about[1][what]
+    ]
+    found: list[dict[str, Any]] = [*wholly]
+    if not wholly:
+        parts = [*_schedules(mine, theirs), *_checksums(mine, theirs)]
+        found = sorted(parts, key=lambda part: part["position"])
+    return {
+        "jobs": " and ".join(names),
+        "global_batches": " and ".join(map(str, steps)),
+        "verdict": "they read different data"
+        if found
+        else "they read the same data, as far as the journal tells",
+        "differences": found,
+    }
+
+
+def _schedules(mine: OrderedAnswers, theirs: OrderedAnswers) -> Iterator[dict[str, Any]]:
+    """Where what was decided differs, and has an effect first."""
+    a, b = mine.known.schedule, theirs.known.schedule
+    place = a.first_difference(b)
+    if place is None:
+        return
+    position = a.position_of(place)
+    if mine.known.is_mixture:  # weights: how many picks are the same all the same
+        try:
+            elements = [x.known.elements(0, position, position + COMPARED) for x in (mine, theirs)]
+        except InvalidArgument:  # lengths are not known
+            elements = []
+        for at, (one, another) in enumerate(zip(*map(_rows, elements), strict=True)):
+            if one != another:
+                position += at
+                break
+    yield {"what": "what was decided", **_at(mine, theirs, position)}
+
+
+def _rows(elements: Any) -> Iterator[tuple[int, int]]:
+    return zip(*(column.tolist() for column in elements), strict=True)
+
+
+def _checksums(mine: OrderedAnswers, theirs: OrderedAnswers) -> Iterator[dict[str, Any]]:
+    """Bundles of which workers made other elements."""
+    known = [x.job.checksums for x in (mine, theirs)]
+    differing = [n for n in known[0] if n in known[1] and known[0][n] != known[1][n]]
+    for bundle in sorted(differing)[:NAMED]:
+        try:
+            position = mine.position_of_bundle(bundle)
+        except InvalidArgument:  # lengths before it are not known
+            continue
+        crc = f"{known[0][bundle]:08x} and {known[1][bundle]:08x}"
+        yield {
+            "what": f"the elements of bundle {bundle}, whose checksums are {crc}",
+            **_at(mine, theirs, position),
+            **mine.splits_of(bundle if mine.known.is_mixture else bundle % mine.job.order.bundles),
+        }
+
+
+def _at(mine: OrderedAnswers, theirs: OrderedAnswers, position: int) -> dict[str, Any]:
+    first, second = (x.step_at(position) for x in (mine, theirs))
+    return {"position": position, "first_step": first, "second_step": second}
