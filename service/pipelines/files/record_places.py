@@ -6,7 +6,7 @@ import numpy as np
 
 from ...errors import InvalidArgument, NotFound
 from ...order import permuted_many
-from ..definitions import python_dataset_of
+from ...proto.python_pb2 import PythonDataset
 from . import manifest
 
 RANKS = 1 << 20
@@ -18,7 +18,7 @@ class RecordPlaces:
 
     def __init__(self, stored: bytes) -> None:
         """Raises InvalidArgument if that is not known."""
-        dataset = python_dataset_of(stored)
+        dataset = PythonDataset.FromString(stored)
         if not dataset.files:
             raise InvalidArgument(
                 "its splits are given to a function, which the journal does not see read files"
