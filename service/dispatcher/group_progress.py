@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from ..core import commands as c
 from .decider import Decider
 
-PROGRESS_S = 4.0
-"""Less than the client's HEARTBEAT_S: each heartbeat of one that reads alone is journaled."""
+PROGRESS_S = 14.0
+"""Of one that reads alone, each third heartbeat (the client's HEARTBEAT_S): four events a minute."""
 
 
 @dataclass

@@ -146,7 +146,7 @@ def test_what_a_group_reports_is_one_event_in_some_seconds(monkeypatch: pytest.M
         )
         one, other = [(await servicer.join(index)).consumer_id for index in range(2)]
         for consumer_id, position, later_s in (
-            (one, 8, 0), (other, 8, 1), (one, 16, 1), (other, 24, 3), (one, 16, 9),
+            (one, 8, 0), (other, 8, 1), (one, 16, 1), (other, 24, 13), (one, 16, 9),
         ):  # fmt: skip
             now[0] += later_s
             await servicer.call(
