@@ -126,6 +126,15 @@ class Schedule:
         first, _, picks, counts = self._stretches[number]
         return counts[source] + picks.count_before(place - first, source)
 
+    def sources_of(self, places: Ints) -> Ints:
+        """By place on the line, the number of its source."""
+        found = np.zeros_like(places)
+        first, stop = int(places.min()), int(places.max()) + 1
+        for source in range(1, len(self._stretches[0].shares)):
+            begin, end = (self.count_before(place, source) for place in (first, stop))
+            found[np.isin(places, self.places(source, begin, end - begin))] = source
+        return found
+
     def places(self, source: int, first: int, count: int) -> Ints:
         """Where on the line the source's elements first … first + count - 1 stand: int64, of fewer
         if the source has no more."""

@@ -62,6 +62,9 @@ def test_it_is_the_walk(weights: list[int], changes: list[Any]) -> None:
     positions = schedule.positions_of(np.arange(LENGTH)).tolist()
     assert [place for place in range(LENGTH) if positions[place] >= 0] == there
     assert schedule.places_of(np.arange(len(there))).tolist() == there
+    for every in (1, 3):
+        places = np.arange(5, LENGTH, every)
+        assert schedule.sources_of(places).tolist() == [each for each, _ in found[5::every]]
     for source in range(SOURCES):
         mine = [place for place, (each, _) in enumerate(found) if each == source]
         for begin in (0, len(mine) // 3):
@@ -70,6 +73,22 @@ def test_it_is_the_walk(weights: list[int], changes: list[Any]) -> None:
         for place in range(0, LENGTH, 7):
             before = sum(each < place for each in mine)
             assert schedule.count_before(place, source) == before
+
+
+@given(WEIGHTS, CHANGES, CHANGES)
+def test_up_to_their_first_difference_two_are_the_same(
+    weights: list[int], changes: list[Any], others: list[Any]
+) -> None:
+    one, another = Schedule(shares(weights), changes), Schedule(shares(weights), changes + others)
+    place = one.first_difference(another)
+    until = LENGTH if place is None else place
+    (found, there), (also, others_there) = (
+        walked(weights, changes),
+        walked(weights, changes + others),
+    )
+    assert found[:until] == also[:until]
+    assert [p for p in there if p < until] == [p for p in others_there if p < until]
+    assert place is None or others
 
 
 @given(WEIGHTS, CHANGES, st.integers(0, 1 << 40))
@@ -94,13 +113,15 @@ def test_steps_of_epochs_are_those_of_who_reads_all(data: st.DataObject) -> None
     stretch = st.tuples(st.integers(0, 5 * total), st.integers(1, 3 * total))
     left_out = data.draw(st.lists(stretch, max_size=4), "left_out")
     gone = {place for first, count in left_out for place in range(first, first + count)}
-    begins = []
+    begins, ends = [], []
     for first in range(0, 14 * total, total):
         kept = [place for place in range(first, first + total) if place not in gone]
         whole = len(kept) // size * size if drop else len(kept)
         begins += [kept[at] for at in range(0, whole, size)]
+        ends += [kept[min(at + size, whole) - 1] for at in range(0, whole, size)]
     changes = [ev.ScheduleChange(place=first, skipped=count) for first, count in left_out]
     steps = EpochSteps(Schedule([SHARES], changes), size, total, drop)
     assert [steps.place_of(step) for step in range(len(begins))] == begins
+    assert [steps.behind(step + 1) for step in range(len(ends))] == [end + 1 for end in ends]
     for place in range(begins[-1] + 1 if begins else 0):
         assert steps.step_of(place) == bisect_left(begins, place)

@@ -343,6 +343,8 @@ def _read_as_dataset(read: _Read, dataset_id: Any, element_spec: Any) -> Dataset
         check_element_spec(element_spec, metadata.element_spec)
     compressed = metadata.compressed and metadata.raw
     in_order = reader.options.ordered
+    if in_order is not None and in_order.add_source:
+        element_spec = element_spec, tf.TensorSpec([], tf.string)
     if in_order is not None and in_order.add_position:
         if compressed:
             raise InvalidArgument(

@@ -229,6 +229,7 @@ class OrderArguments(TypedDict, total=False):
     drop_remainder: bool
     start_position: Any  # an integer, or an object that keeps it
     start_step: int | None
+    add_source: bool
 
 
 class TrainingArguments(OrderArguments, total=False):

@@ -20,7 +20,7 @@ from dataclasses import replace
 from google.protobuf.message import Message
 
 from ...journal.proto import events_pb2 as ev
-from ..blocks import Block, Component
+from ..blocks import Block, Component, Texts
 from ..delivery import End
 from ..order import Ints
 from ..proto import forebay_pb2 as pb
@@ -89,11 +89,16 @@ class OrderedMode(BundlesMode):
         self._waits_s = 0.0
         block, positions = taken
         plan.ahead.given += block.count
+        more = []
+        if self._read.add_source:
+            names = [name.encode() for name, _ in self._read.sources]
+            sources = plan.epoch.sources_of(positions).tolist()
+            more.append(Component(Texts([names[source] for source in sources])))
         if self._read.add_position:
-            behind = Component(plan.epoch.positions_behind(positions))
-            block = replace(
-                block, components=(*block.components, behind), encodings=None, loan=None
-            )
+            more.append(Component(plan.epoch.positions_behind(positions)))
+        if more:
+            components = *block.components, *more
+            block = replace(block, components=components, encodings=None, loan=None)
         return block, None
 
     def has_ended(self) -> bool:

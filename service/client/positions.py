@@ -97,6 +97,10 @@ class OrderedEpoch:
         after = self.deal.position_after(batches, MAX_POSITION if end is None else end)
         return int(self._saved(np.array([after]))[0])
 
+    def sources_of(self, positions: Ints) -> Ints:
+        """Of a mixture: the numbers of the sources that the elements at these are from."""
+        return self.schedule.sources_of(self.schedule.places_of(positions))
+
     def positions_behind(self, positions: Ints) -> Ints:
         """As saved states have them, the positions behind the steps of the elements at these. Their
         steps must be whole, or the epoch's end known."""
@@ -136,7 +140,8 @@ class OrderedRead:
     consumer_index: int = 0
     num_consumers: int = 1
     within_bundles: bool = False  # what counts elements may count within each bundle
-    add_position: bool = False  # to each element, as its last component
+    add_source: bool = False  # to each element, as its last component
+    add_position: bool = False  # to each element, behind that
     schedule_of: str = ""  # a job, whose schedule it reads; "": its own
     dataset: str = ""  # its content_fingerprint, once it is known
     sources: tuple[tuple[str, int], ...] = ()  # of a mixture: their names and shares
@@ -375,8 +380,7 @@ def ordered_options(
     given: Mapping[str, Any], consumer_index: int | None = None, num_consumers: int | None = None
 ) -> OrderedRead:
     """The keyword arguments of an ordered read, checked. Raises InvalidArgument."""
-    names = ORDER
-    checked = _checked(given, names, "in order")
+    checked = _checked(given, ORDER, "in order")
     ordered = OrderedRead(**checked, chooses_cycle="cycle_length" not in checked)
     if ordered.start_position and ordered.start_step is not None:
         raise InvalidArgument(
@@ -403,7 +407,7 @@ _NUMBERS = {
 """The least and the greatest value of each number that may be given."""
 
 
-ORDER = (*_NUMBERS, "shuffle", "drop_remainder", "within_bundles")
+ORDER = (*_NUMBERS, "shuffle", "drop_remainder", "within_bundles", "add_source")
 """The arguments that only a read in bundles takes."""
 
 

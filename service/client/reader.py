@@ -142,6 +142,8 @@ class Reader:
             self.options.ordered.dataset = content_fingerprint(definition)
             self.options.ordered.elements = elements
             self.options.ordered.mix(definition.mixture.sources)
+            if self.options.ordered.add_source:
+                definition.structure = self._with_source(definition)
         if dataset.colocated and self._is_static and self.options.targets == TargetWorkers.AUTO:
             self.options = replace(self.options, targets=TargetWorkers.LOCAL)
         cardinality = self.cardinality = metadata_of(definition.metadata).cardinality
@@ -162,6 +164,15 @@ class Reader:
         if definition.HasField("python_function") and elements is not None:
             self.cardinality = elements
         return definition
+
+    def _with_source(self, definition: ev.DatasetDefinition) -> str:
+        """The structure of pairs of an element and its source's name."""
+        if not definition.HasField("mixture"):
+            raise InvalidArgument(
+                f"add_source=True of dataset {self.dataset_id}, which is no mixture: leave it out"
+            )
+        element = structure_of(self.dataset_id, definition)
+        return f'{{"tuple": [{element}, {{"tensor": "string", "shape": []}}]}}'
 
     @property
     def _is_static(self) -> bool:
@@ -497,6 +508,8 @@ def read(
         The dispatcher chooses `bundle_splits`.
       within_bundles: read a dataset whose nodes count elements (`skip`, `take`, `scan` …), each
         bundle by itself.
+      add_source: of a mixture, elements come in pairs (element, source): the source's name, as
+        bytes; with `batch_size`, an array of them.
       start_position, start_step: where an ordered read begins, in elements over all epochs, or in
         global batches.
 

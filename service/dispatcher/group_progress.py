@@ -14,7 +14,7 @@ from ..core import commands as c
 from .decider import Decider
 
 PROGRESS_S = 14.0
-"""Of one that reads alone, each third heartbeat (the client's HEARTBEAT_S): four events a minute."""
+"""Of one that reads alone, each third heartbeat (the client's HEARTBEAT_S): four a minute."""
 
 
 @dataclass

@@ -131,6 +131,34 @@ def test_tensorflow_reads_the_same(cluster: Cluster, mixture: str, expected: lis
         assert np.concatenate([*batches]).tolist() == expected[first * STEP : (first + 6) * STEP]
 
 
+def test_elements_with_their_sources(cluster: Cluster, mixture: str, expected: list[int]) -> None:
+    names = sorted(WEIGHTS)
+    found = picked(shares([WEIGHTS[name] for name in names]), 0, STEPS)
+    wanted = [(number, names[s].encode()) for number, s in zip(expected, found, strict=False)]
+    how = {"ordered": True, "add_source": True, "job_name": "named", **ORDER}
+    with service.read(cluster.target, mixture, **how) as elements:
+        assert [(int(n), name) for n, name in itertools.islice(elements, 300)] == wanted[:300]
+    got: dict[int, list[Any]] = {}
+    for index in range(2):
+        with service.read(
+            cluster.target, mixture, batch_size=12, consumer_index=index, num_consumers=2,
+            **{**how, "job_name": f"alone {index}"},
+        ) as batches:  # fmt: skip
+            got[index] = [
+                [*zip(numbers.tolist(), sources.tolist(), strict=True)]
+                for numbers, sources in itertools.islice(batches, 10)
+            ]
+    line = [pair for step in zip(got[0], got[1], strict=True) for batch in step for pair in batch]
+    assert line == wanted[: 20 * 12]
+    dataset = service.from_dataset_id(
+        "parallel_epochs", cluster.target, mixture, batch_size=24, add_position=True,
+        **{**how, "job_name": "by tf"},
+    )  # fmt: skip
+    (numbers, sources), position = next(iter(dataset.as_numpy_iterator()))
+    assert [*zip(numbers.tolist(), sources.tolist(), strict=True)] == wanted[:24]
+    assert position == 24
+
+
 class TestBadInput:
     def test_registration(self, cluster: Cluster, sources: dict[str, str], mixture: str) -> None:
         web = sources["web"]
@@ -147,6 +175,10 @@ class TestBadInput:
         ):
             with pytest.raises(error, match=match):
                 register(cluster.target, given)  # type: ignore[arg-type]
+
+    def test_only_a_mixture_has_sources(self, cluster: Cluster, sources: dict[str, str]) -> None:
+        with pytest.raises(InvalidArgument, match="which is no mixture"):
+            read(cluster.target, sources["web"], add_source=True, **ORDER)
 
     def test_equal_mixtures_are_one(
         self, cluster: Cluster, sources: dict[str, str], mixture: str
