@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from ...journal.datasets import MAX_POSITION, SHARES
@@ -19,11 +20,16 @@ from ..schedule import EpochSteps, Schedule, described, described_fork
 SHOWN = 5  # changes of a job, in the status; the audit has all
 
 
+KEPT = 64
+"""Schedules: one of a thousand changes takes 40 ms. What was decided for a job stays."""
+
+
 class JobSchedules:
     """Of all jobs of a state."""
 
     def __init__(self, state: State) -> None:
         self._state = state
+        self._made = lru_cache(maxsize=KEPT)(self._make)
 
     def status(self) -> list[dict[str, Any]]:
         """Of jobs that have changes: the last ones, in steps of the group that joined last."""
@@ -65,6 +71,10 @@ class JobSchedules:
 
     def _schedule(self, job: Job, changes: int | None = None) -> Schedule:
         """With all changes, or so many."""
+        return self._made(job.job_id, len(job.changes) if changes is None else changes)
+
+    def _make(self, job_id: int, changes: int) -> Schedule:
+        job = self._state.jobs[job_id]
         shares_of = [source.share for source in self._sources(job)] or [SHARES]
         return Schedule(shares_of, map(change_message, job.changes[:changes]))
 
