@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..journal.datasets import MAX_POSITION
 from ..journal.proto import events_pb2 as ev
 from .errors import InvalidArgument
 from .order import Ints
@@ -240,7 +241,7 @@ def described_fork(fork: Any, steps: EpochSteps) -> dict[str, Any]:
     """The same of the fork that a job began with."""
     said = {"reason": fork.reason or None, "who": fork.who or None}
     return {
-        "from_step": steps.step_of(fork.place),
+        "from_step": None if fork.place == MAX_POSITION else steps.step_of(fork.place),
         "fork_of": fork.origin,
         **said,
         "changed_ms": fork.time_ms,

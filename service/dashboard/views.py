@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -141,7 +142,9 @@ def _job(job: Mapping[str, Any], load: Mapping[str, Any], now_ms: int) -> dict[s
         "age_s": _age_s(job, now_ms),
         "errors": sorted(job["errors"], key=lambda one: (one["worker"] or "", -one["time_ms"])),
         "losses": [{**x, "what": lost_text(x)} for x in job["losses"][::-1]],
-        "changes": [{**x, "what": change_text(x)} for x in job["changes"]],
+        "changes": [
+            {**x, "what": change_text(x), "bar": _bar(x.get("weights", {}))} for x in job["changes"]
+        ],
         "gone": job["gone"], "left": job["left"], "iterations": job["iterations"],
         "running": running,
         "readers": sum(it["consumers"] for it in running) - len(job["gone"]),
@@ -166,6 +169,12 @@ def _job(job: Mapping[str, Any], load: Mapping[str, Any], now_ms: int) -> dict[s
         if row["of"] and row["splits_per_s"]:
             row["to_go_s"] = (of - done) / row["splits_per_s"]
     return row
+
+
+def _bar(weights: Mapping[str, float]) -> list[tuple[float, float]]:
+    """Where the weights begin in a bar of 100, and how long they are."""
+    ends = itertools.accumulate(weights.values(), initial=0.0)
+    return [(round(100 * end, 2), round(100 * w, 2)) for end, w in zip(ends, weights.values())]  # noqa: B905
 
 
 def _age_s(job: Mapping[str, Any], now_ms: int) -> float:

@@ -15,7 +15,7 @@ from ..core.state import Consumer, Job, State
 from ..errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
 from ..picks import shares
 from ..proto import forebay_pb2 as pb
-from ..schedule import EpochSteps, Schedule, described, described_fork
+from ..schedule import EpochSteps, Schedule, described, described_fork, weights_of
 
 SHOWN = 5  # changes of a job, in the status; the audit has all
 
@@ -32,14 +32,19 @@ class JobSchedules:
         self._made = lru_cache(maxsize=KEPT)(self._make)
 
     def status(self) -> list[dict[str, Any]]:
-        """Of jobs that have changes: the last ones, in steps of the group that joined last."""
+        """Of jobs that have any: the first weights and the last changes, in steps of the group that
+        joined last."""
         return [
             {"job_id": job.job_id, "changes": [*self._described(job)][-SHOWN:]}
             for job in self._state.jobs.values()
-            if (job.changes or job.fork) and job.step
+            if job.name and job.step and (job.changes or job.fork or self._sources(job))
         ]
 
     def _described(self, job: Job) -> Iterator[dict[str, Any]]:
+        if sources := self._sources(job):
+            first = weights_of(self._names(job), [source.share for source in sources])
+            said = {"reason": None, "who": None, "changed_ms": None}
+            yield {"from_step": 0, "weights": first, **said}
         if job.fork is not None:
             yield described_fork(job.fork, self.steps(job, 0))
         for number, change in [*enumerate(job.changes)][-SHOWN:]:
@@ -63,20 +68,21 @@ class JobSchedules:
 
     def _sources(self, job: Job) -> Sequence[ev.MixtureSource]:
         """Of a mixture; none: it reads a dataset by itself. Raises NotFound if it was removed."""
-        state = self._state
-        return state.datasets[ordered_job(state, job.job_id).dataset_id].outline.mixture.sources
+        if job.job_id not in self._state.jobs:
+            raise NotFound(f"job {job.job_id} is not known: it was removed")
+        return self._state.datasets[job.dataset_id].outline.mixture.sources
 
     def _names(self, job: Job) -> list[str]:
         return [source.name for source in self._sources(job)]
 
     def _schedule(self, job: Job, changes: int | None = None) -> Schedule:
         """With all changes, or so many."""
-        return self._made(job.job_id, len(job.changes) if changes is None else changes)
+        shares_of = tuple(source.share for source in self._sources(job)) or (SHARES,)
+        return self._made(job.job_id, shares_of, len(job.changes) if changes is None else changes)
 
-    def _make(self, job_id: int, changes: int) -> Schedule:
-        job = self._state.jobs[job_id]
-        shares_of = [source.share for source in self._sources(job)] or [SHARES]
-        return Schedule(shares_of, map(change_message, job.changes[:changes]))
+    def _make(self, job_id: int, shares_of: tuple[int, ...], changes: int) -> Schedule:
+        known = self._state.jobs[job_id].changes[:changes]
+        return Schedule(shares_of, map(change_message, known))
 
     def steps(self, job: Job, changes: int | None = None) -> EpochSteps:
         """Those of the group that joined last."""

@@ -22,6 +22,7 @@ from forebay import service
 from forebay.journal.codec import encode
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
+from forebay.service.core.datasets import mixture
 from forebay.service.dashboard import pages
 from forebay.service.dashboard.pages import FORM
 from forebay.service.processes import free_port
@@ -258,6 +259,15 @@ def large(cluster: Cluster) -> int:
     change = ev.ScheduleChange(place=80, skipped=16, reason=NASTY[2], who="ann")
     job_id = cluster.state.iterations[ordered.iteration_id].job_id
     cluster.do(c.ChangeSchedule(job_id=job_id, change=change, readers=(ordered.consumer_id,)))
+    halves = [ev.MixtureSource(name=n, dataset_id="d", share=1 << 31) for n in (NASTY[1], "half")]
+    cluster.do(c.RegisterDataset(dataset_id="mix", definition=mixture(cluster.state, halves)))
+    cluster.do(
+        c.JoinJob(
+            dataset_id="mix", name="mixed", sharding=ev.OFF, epoch=0, schedules=True,
+            order=ev.OrderSpec(cycle_length=1, block_length=1),
+            member=ev.GroupMember(consumers=1, batch_size=8),
+        )
+    )  # fmt: skip
     job_id = cluster.job("d", "large")
     iteration = cluster.join(job_id).iteration_id
     its = [task for task in cluster.state.tasks.values() if task.iteration_id == iteration]
@@ -320,6 +330,12 @@ def test_a_large_cluster_with_nasty_names_is_a_picture(browser: Browser, tmp_pat
         changes = page.get_by_role("region", name="Changes of its schedule")
         for text in ("10", "2 steps left out", "ann", NASTY[2]):
             expect(changes).to_contain_text(text)
+        (mixed,) = [j for j in told["jobs"] if j["name"] == "mixed"]
+        page.goto(f"{url}/jobs/{mixed['job_id']}")
+        bar = page.get_by_role("region", name="Changes of its schedule").locator(".share path")
+        assert [one.get_attribute("d") for one in bar.all()] == [
+            "M0.0 0h50.0v10H0.0z", "M50.0 0h50.0v10H50.0z",
+        ]  # fmt: skip
 
         page.goto(url)
         expect(page.get_by_text(f"{WORKERS - 20:,} workers, page 1")).to_be_visible()

@@ -256,3 +256,18 @@ def test_a_journal_that_fails(stops: bool) -> None:
     with pytest.raises(Unavailable):
         group.change(from_step=10)
     assert bool(group.told(group.there[0]).proposal.number) == stops
+
+
+def test_the_status_has_jobs_by_name_also_while_one_is_replayed() -> None:
+    group = Group()
+    schedules, cluster = group.changes.schedules, group.decider.cluster
+    (origin,) = schedules.status()
+    assert [change["from_step"] for change in origin["changes"]] == [0, 5, 3]
+    cluster.do(
+        c.JoinJob(
+            dataset_id="mix", name="", sharding=ev.OFF, epoch=0, schedules=True,
+            fork=schedules.replay("mixed", "somebody"),
+            member=ev.GroupMember(consumers=1, batch_size=8),
+        )
+    )  # fmt: skip
+    assert [job["job_id"] for job in schedules.status()] == [origin["job_id"]]
