@@ -131,6 +131,25 @@ def test_tensorflow_reads_the_same(cluster: Cluster, mixture: str, expected: lis
         assert np.concatenate([*batches]).tolist() == expected[first * STEP : (first + 6) * STEP]
 
 
+def test_keras_trains_on_it(cluster: Cluster, mixture: str, expected: list[int]) -> None:
+    import keras
+
+    seen: list[int] = []
+
+    class Recording(keras.Model):  # type: ignore[misc, name-defined]
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            seen.extend(batch.numpy().tolist())
+            return {"loss": tf.constant(0.0)}
+
+    dataset = service.from_dataset_id(
+        "parallel_epochs", cluster.target, mixture, ordered=True, batch_size=STEP, **ORDER
+    )
+    model = Recording()
+    model.compile(run_eagerly=True)
+    model.fit(dataset, steps_per_epoch=7, epochs=3, verbose=0, shuffle=False)
+    assert seen[: 21 * STEP] == expected[: 21 * STEP]
+
+
 def test_elements_with_their_sources(cluster: Cluster, mixture: str, expected: list[int]) -> None:
     names = sorted(WEIGHTS)
     found = picked(shares([WEIGHTS[name] for name in names]), 0, STEPS)
