@@ -39,7 +39,7 @@ from .links import Client, Links
 from .metrics import Meter
 from .modes import Mode
 from .open_iterations import Taker
-from .options import ReadOptions
+from .options import DEFAULT_READ_OPTIONS, ReadOptions
 from .ordered import OrderedMode
 from .rounds import RoundsMode
 from .slices import BundlesMode
@@ -48,9 +48,6 @@ log = logging.getLogger(__name__)
 
 GOODBYE_S = 0.5
 """How long workers have to hear which elements a leaving consumer hands back."""
-
-CREDIT_BYTES = 32 << 20
-"""How far a worker may run ahead of a consumer."""
 
 CLOSED_S = 5.0
 """How long `close` waits for another thread that closes the same consumer."""
@@ -75,13 +72,12 @@ class Consumer:
         self,
         dispatcher: DispatcherClient,
         joined: pb.JoinIterationResponse,
-        options: ReadOptions,
-        taker: Taker | None = None,
         *,
-        credit_bytes: int = CREDIT_BYTES,
+        credit_bytes: int,
+        options: ReadOptions = DEFAULT_READ_OPTIONS,
+        taker: Taker | None = None,
     ) -> None:
-        """A worker may run `credit_bytes` ahead. With `options.num_consumers`, the blocks have
-        elements round by round (RoundsMode)."""
+        """With `options.num_consumers`, the blocks have elements round by round (RoundsMode)."""
         self.taker = taker
         self.consumer_id = joined.consumer_id
         self.last_task_id = 0  # of the last block; stays 0 in rounds, whose blocks mix tasks

@@ -39,6 +39,10 @@ from .positions import GROUP
 from .progress import EpochIterator
 from .saved_states import load, state_of
 
+CREDIT_BYTES = 32 << 20
+"""How far a worker may run ahead of a consumer."""
+
+
 PATIENCE_S = 60.0
 """How long to retry a dispatcher that does not answer before reading begins."""
 
@@ -101,10 +105,11 @@ class Reader:
         *,
         first_epoch: int = 1,
         expects_it: bool = True,
+        credit_bytes: int = CREDIT_BYTES,
     ) -> None:
         """The first iteration of a named job is `first_epoch`. If that epoch is over, a reader that
-        `expects_it` logs a warning. Raises InvalidArgument for a cross-trainer cache without a job
-        name.
+        `expects_it` logs a warning. A worker may run `credit_bytes` ahead of a consumer.
+        Raises InvalidArgument for a cross-trainer cache without a job name.
         """
         require("reading elements", "CMSG_SPACE")
         if options.cache is not None and not job_name:
@@ -122,6 +127,7 @@ class Reader:
         self._expected = first_epoch if expects_it else None  # None once it was joined
         self._epochs = itertools.count(first_epoch)  # from 1, as stock clients count
         self._not_joined: list[int] = []  # a heap of epochs whose iteration ended before joining
+        self._credit_bytes = credit_bytes
         self._known: pb.JournalPosition | None = None  # keeps all iterations on one journal
         self._warns = True  # once, if the job reads another dataset
         self.epochs_over = 0  # of the job, at the last `definition` call
@@ -207,7 +213,13 @@ class Reader:
                 joined = yield from self._joined(dispatcher, asked)
             except _ToStop:
                 return
-            consumer = Consumer(dispatcher, joined, self.options, taker)
+            consumer = Consumer(
+                dispatcher,
+                joined,
+                credit_bytes=self._credit_bytes,
+                options=self.options,
+                taker=taker,
+            )
             if must_stop(taker) or (taker is not None and taker.is_left):
                 consumer.leave()
             blocks = consumer.blocks(nothing)

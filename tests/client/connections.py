@@ -98,7 +98,7 @@ def consuming(**options: Any) -> Iterator[Consumer]:
     or its own."""
     dispatcher: Any = Dispatcher()
     joined = pb.JoinIterationResponse(consumer_id=1)
-    consumer = Consumer(dispatcher, joined, ReadOptions(**options))
+    consumer = Consumer(dispatcher, joined, credit_bytes=1, options=ReadOptions(**options))
     try:
         yield consumer
     finally:

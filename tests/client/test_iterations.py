@@ -131,7 +131,7 @@ def test_which_workers_target_workers_means(
         one = reader.Reader("a:1", "dataset", policy, None, options)
         one.definition()
         joined = pb.JoinIterationResponse(consumer_id=1)
-        consumer = Consumer(Dispatcher(), joined, one.options)  # type: ignore[arg-type]
+        consumer = Consumer(Dispatcher(), joined, credit_bytes=1, options=one.options)  # type: ignore[arg-type]
         found = {number for number, each in enumerate(tasks) if consumer.mode._is_for_us(each)}  # type: ignore[attr-defined]
         consumer.close()
         is_static = policy not in (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC)
