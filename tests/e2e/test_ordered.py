@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
-from forebay.service.client import silence
+from forebay.service.client import slices
 
 from ..ordered_reads import TROUBLES, At, Cluster, Got, read, uneven_numbers
 
@@ -73,7 +73,7 @@ class TestTrouble:
         self, cluster: Cluster, texts: str, alone: Got, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Its bundles are read from the other one."""
-        monkeypatch.setattr(silence, "SLOW_S", 0.5)
+        monkeypatch.setattr(slices, "SLOW_S", 0.5)
         cluster.resize(2)
         with contextlib.ExitStack() as stack:
             at = {5: lambda: stack.enter_context(cluster.stopped_worker())}
