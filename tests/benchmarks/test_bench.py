@@ -1,24 +1,39 @@
-"""`forebay bench` runs, and writes what it found. What that is, is for people to look at."""
+"""`forebay bench` runs, and writes what it found; all ways read alike. How fast is for people."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
+from forebay import service
 from forebay.benchmarks import run
+from forebay.benchmarks.cases import CASES, ENDLESS, pipeline
+from forebay.benchmarks.contents import AT_LEAST_ONCE, AT_MOST_ONCE, FILE_CASES, ORDERED, RECORDS
+from forebay.benchmarks.in_process import DRIVERS
+from forebay.benchmarks.ordered import CASES as ROWS
 from forebay.benchmarks.real_files import PAIRS, WAYS
-from forebay.benchmarks.results import Result
+from forebay.benchmarks.results import Reading, Result, compared, together
 from forebay.benchmarks.setting import Setting
 from forebay.service.cli.bench import bench
 from forebay.service.errors import ForebayError
+from forebay.storage.tfrecord import read_frames
 
 from .. import forks
+from ..stock import OwnDispatcher, stock_workers
 from ..terminals import written_to
+from ..trainers.conftest import target
+
+__all__ = ["target"]
 
 
 def forebay(*arguments: object, timeout_s: int = 60) -> subprocess.CompletedProcess[str]:
@@ -110,3 +125,193 @@ def test_an_interrupted_run_keeps_what_it_has(
     assert [result["row"] for result in record["results"]] == ["row"]
     assert record["failed"].keys() == {"long"}
     assert capsys.readouterr().err == "", "it is no terminal"
+
+
+def result(less: bool, ours: list[float], peer: list[float], **required: float) -> Result:
+    return Result(
+        row="row", what="what", unit="things/s", less=less, ours=ours, peer=peer, **required
+    )
+
+
+def reading(elements: float, seconds: float) -> Reading:
+    return Reading(
+        elements=elements,
+        seconds=seconds,
+        client_cpu_s=1.0,
+        worker_cpu_s=2.0,
+        client_peak_mb=100.0,
+        worker_peak_mb=300.0,
+        first_s=seconds / 10,
+    )
+
+
+def test_ratios_say_how_many_times_better_ours_is() -> None:
+    assert result(False, ours=[10, 30], peer=[5, 10]).ratios() == [2, 3]
+    assert result(True, ours=[10, 5], peer=[5, 10]).ratios() == [0.5, 2]
+    assert result(False, ours=[10], peer=[]).ratios() == []
+
+
+@pytest.mark.parametrize(("less", "ours", "peer"), [(False, 3, 0), (True, 0, 3)])
+def test_there_is_no_ratio_to_nothing(less: bool, ours: float, peer: float) -> None:
+    one = result(less, ours=[ours], peer=[peer], required=3)
+    assert (one.ratios(), one.met()) == ([], True)
+    assert one.as_json()["median"] == {"peer": peer, "forebay": ours, "ratio": None}
+    assert not result(less, ours=[ours], peer=[peer], required_ratio=1).met()
+
+
+@pytest.mark.parametrize(
+    ("less", "ours", "peer", "required", "met", "words"),
+    [
+        (False, [3, 9, 1], [1, 1, 1], {"required_ratio": 3}, True, "≥ 3 ×"),
+        (False, [2, 9, 1], [1, 1, 1], {"required_ratio": 3}, False, "≥ 3 ×"),
+        (True, [4], [2], {"required_ratio": 1}, False, "≥ 1 ×"),
+        (False, [4000], [], {"required": 4000}, True, "≥ 4,000 things/s"),
+        (True, [4], [], {"required": 3}, False, "≤ 3 things/s"),
+        (True, [4], [1], {}, True, ""),
+    ],
+)
+def test_medians_have_to_meet_what_is_required(
+    less: bool,
+    ours: list[float],
+    peer: list[float],
+    required: dict[str, float],
+    met: bool,
+    words: str,
+) -> None:
+    one = result(less, ours, peer, **required)
+    assert one.met() is met
+    assert one.requirement() == words
+    assert one.as_json()["met"] is met
+
+
+def test_rates_of_several_readers_add_up() -> None:
+    one, other = reading(100, 1.0), reading(300, 2.0)
+    both = together([one, other])
+    assert both.elements_per_s == pytest.approx(100 + 150)
+    assert (both.client_cpu_s, both.worker_cpu_s) == (2.0, 2.0)  # of two readers, of one worker
+    assert (both.client_peak_mb, both.worker_peak_mb) == (200.0, 300.0)
+    assert both.first_s == 0.2
+
+
+def test_processor_time_is_compared_round_by_round() -> None:
+    """A reading has 3 s of processor time."""
+    ours, peer = [reading(100, 1.0), reading(50, 1.0)], [reading(150, 1.0), reading(150, 1.0)]
+    found = compared("row", "what", "cpu_us", ours, peer, least=0.5)
+    assert found.ours == pytest.approx([30_000, 60_000])
+    assert found.ratios() == pytest.approx([2 / 3, 1 / 3])
+    assert found.met()
+    assert not compared("row", "what", "elements_per_s", ours, peer, least=0.6).met()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("files")
+    for content in [RECORDS, *(case.content for case in FILE_CASES.values())]:
+        content.write(directory, quick=True)
+    return directory
+
+
+def size_of(batch: Any) -> int:
+    return int(tf.nest.flatten(batch)[0].shape[0])
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("file_")])
+def test_a_trainer_gets_as_many_elements_at_once_as_are_counted(name: str, files: Path) -> None:
+    case = CASES[name]
+    dataset = case.dataset(files, 0)
+    cardinality = int(dataset.cardinality())
+    assert cardinality == tf.data.INFINITE_CARDINALITY or cardinality >= ENDLESS
+    if case.gather is None:
+        assert case.batch == 1
+    else:
+        assert size_of(next(iter(case.gather(dataset)))) == case.batch
+
+
+@pytest.mark.parametrize("name", ["scalars", "splits"])
+def test_a_size_makes_an_end(name: str, files: Path) -> None:
+    assert len(list(CASES[name].dataset(files, 7))) == 7
+
+
+def test_records_are_whole_and_differ(files: Path) -> None:
+    with RECORDS.file(files).open("rb") as opened:
+        contents = [data for _, data in read_frames(opened.fileno())]
+    assert {len(data) for data in contents} == {1024}
+    assert len(set(contents)) == RECORDS.quick_count
+
+
+def test_all_ways_read_the_same_pipeline() -> None:
+    for row in ROWS:
+        in_order, once = CASES[row + ORDERED], CASES[row + AT_MOST_ONCE]
+        least = CASES[row + AT_LEAST_ONCE]
+        assert (least.claimed, least.ordered, least.mode) == (True, False, "OFF")
+        assert (in_order.ordered, in_order.mode) == (True, "OFF")
+        assert (once.ordered, once.mode) == (False, "DYNAMIC")
+        assert in_order.numpy and once.numpy and least.numpy
+
+
+def test_every_other_round_begins_at_the_other_end(tmp_path: Path) -> None:
+    setting = Setting(rounds=3, quick=True, path=tmp_path, seconds=0.1, warm_up_s=0.1)
+    turns: list[str] = []
+
+    def side(name: str) -> int:
+        turns.append(name)
+        return len(turns)
+
+    figures = setting.alternate(peer=lambda: side("peer"), ours=lambda: side("ours"))
+    assert turns == ["peer", "ours", "ours", "peer", "peer", "ours"]
+    assert figures == {"peer": [1, 4, 5], "ours": [2, 3, 6]}
+    assert len(setting.calibrations_ms) == 3
+
+
+SIZE = 3  # elements or batches
+
+
+def digest(elements: Iterable[Any]) -> list[bytes]:
+    """Digests of the elements, of one tensor each, in an order that is not theirs."""
+    found = []
+    for element in elements:
+        value = element.numpy() if hasattr(element, "numpy") else element
+        # Only as an object does a string keep trailing zeros.
+        array = np.asarray(value, object if isinstance(value, bytes) else None)
+        content = array.astype(object).tolist() if array.dtype.kind in "OS" else array.tobytes()
+        what = repr((array.shape, array.dtype.kind in "OS" or array.dtype.name, content))
+        found.append(hashlib.blake2b(what.encode()).digest())
+    return sorted(found)
+
+
+@pytest.fixture(scope="module")
+def peer_target() -> Iterator[str]:
+    """Processes, which are killed: a stop of TensorFlow's servers waits for its jobs' ends."""
+    peer = OwnDispatcher()
+    with stock_workers(peer.address):
+        yield peer.target
+    peer.kill()
+
+
+@pytest.mark.parametrize("row", FILE_CASES)
+def test_all_ways_give_the_same(row: str, files: Path, target: str, peer_target: str) -> None:
+    dataset = pipeline(FILE_CASES[row], files, SIZE)
+    wanted = digest(dataset)
+    assert len(wanted) == SIZE
+    dataset_id = service.register_dataset(target, dataset)
+    assert digest(service.read(target, dataset_id)) == wanted
+    assert digest(service.from_dataset_id("parallel_epochs", target, dataset_id)) == wanted
+    peer = tf.data.experimental.service
+    dataset_id = peer.register_dataset(peer_target, dataset)
+    assert digest(peer.from_dataset_id("parallel_epochs", peer_target, dataset_id)) == wanted
+
+
+@pytest.mark.parametrize("drive", DRIVERS.values())
+def test_a_driven_pipeline_makes_all_its_elements(drive: Callable[[Any, Any], Any]) -> None:
+    made: list[int] = []
+
+    def make(number: Any) -> Any:
+        made.append(int(number))
+        return number
+
+    def made_of(number: Any) -> Any:
+        return tf.py_function(make, [number], tf.int64)
+
+    elements = tf.data.Dataset.range(100).map(made_of).batch(2)
+    assert int(drive(elements, tf.constant(7, tf.int64))) == 7
+    assert made[:14] == list(range(14))

@@ -1,7 +1,7 @@
-"""Every Python block of README and of the pages on frameworks, executors, mixtures, TFDS and
-ordered reading runs as it stands.
+"""Examples, the demo and the notebook run; and so does, as it stands, every Python block of README
+and of the pages on frameworks, executors, mixtures, TFDS and ordered reading.
 
-A block is one of three things: a part of a file in examples/, which test_examples.py runs; a
+A block is one of three things: a part of a file in examples/, which runs here, too; a
 program, which begins with an import and runs here; or lines on a strategy, which begin with a
 comment.
 """
@@ -17,6 +17,8 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import nbclient
+import nbformat
 import numpy as np
 import pytest
 
@@ -34,7 +36,8 @@ PAGES = [
     ROOT / "docs/tfds.md",
     *(ROOT / "docs/frameworks").glob("*.md"),
 ]
-EXAMPLES = [textwrap.dedent(path.read_text()) for path in (ROOT / "examples").glob("*.py")]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+TEXTS = [textwrap.dedent(path.read_text()) for path in EXAMPLES]
 STRATEGIES = {
     "Keras, in one process",
     "OneDeviceStrategy, MirroredStrategy",
@@ -119,7 +122,7 @@ def is_a_part_of_an_example(block: str) -> bool:
     wanted = block.strip("\n")
     return any(
         textwrap.indent(wanted, " " * depth, lambda line: bool(line.strip())) in example
-        for example in EXAMPLES
+        for example in TEXTS
         for depth in range(0, 17, 4)
     )
 
@@ -198,3 +201,63 @@ def test_the_table_names_the_call_that_has_no_job_name() -> None:
     (unnamed,) = [row for row in rows if "without a `job_name`" in row]
     assert "`service.distribute`" in unnamed
     assert "job_name" not in snippets()["the same, each task by itself"]
+
+
+@pytest.mark.timeout(300)
+def test_it_says_what_it_shows_and_nothing_else() -> None:
+    command = [sys.executable, str(ROOT / "examples" / "demo"), "--epochs", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    first, *_, last = done.stdout.splitlines()
+    assert first == "1797 handwritten digits in 16 TFRecord files"
+    assert last == "every image once an epoch, and resumed exactly"
+    told = re.findall(r"read in order, (.+?) *│ (1797 images, SHA-256 \w{20})", done.stdout)
+    (undisturbed, order), (resumed, same) = told
+    assert (undisturbed, resumed) == ("undisturbed", "with a resume")
+    assert order == same
+    assert "after 896 images; 2 trainers went on" in done.stdout
+
+
+TIMEOUT_S = 250
+
+WITHOUT_TENSORFLOW = {
+    *("digits_pytorch", "digits_jax", "digits_lightning", "digits_transformers", "digits_orbax"),
+    "digits_torchrun",
+}
+
+
+@pytest.mark.timeout(TIMEOUT_S + 20)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_learns(example: Path, request: pytest.FixtureRequest) -> None:
+    if example.stem in WITHOUT_TENSORFLOW:
+        python = request.getfixturevalue("frameworks")
+        ended = subprocess.run([python, example], capture_output=True, text=True, timeout=TIMEOUT_S)
+    else:
+        ended = forks.run([str(example)], timeout_s=TIMEOUT_S)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[-1].startswith("learned: "), ended.stdout
+
+
+@pytest.mark.timeout(300)
+def test_a_notebook_is_interrupted_and_goes_on(tmp_path: Path) -> None:
+    notebook = nbformat.read(ROOT / "examples" / "first_steps.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "clear its outputs"
+    where = {"metadata": {"path": tmp_path}}
+    client = nbclient.NotebookClient(notebook, timeout=200, resources=where)
+    interrupted = 0
+    results: dict[str, str] = {}  # what cells show, by their last lines
+    with client.setup_kernel():
+        for number, cell in enumerate(notebook.cells):
+            try:
+                client.execute_cell(cell, number)
+            except nbclient.exceptions.CellExecutionError as error:
+                assert error.ename == "KeyboardInterrupt", error
+                interrupted += 1
+                client.execute_cell(cell, number)
+            for output in cell.get("outputs", ()):
+                if output.output_type == "execute_result":
+                    results[cell.source.splitlines()[-1]] = output.data["text/plain"]
+    assert interrupted == 1
+    assert results["len(labels)"] == "1797"
+    assert results["sorted(labels.tolist()) == sorted(digits.target.tolist())"] == "True"

