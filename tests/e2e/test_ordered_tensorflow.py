@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from typing import Any
 
-import pytest
 import tensorflow as tf
 
 from forebay import service
-from forebay.service import Role, TaskContext
-from forebay.service.errors import ForebayError
 
 from ..ordered_numbers import (
     BATCH,
@@ -142,34 +138,3 @@ def test_elements_of_any_kind_have_positions(target: str) -> None:
         number = int(element["text"])
         assert element["ragged"].tolist() == [*range(number)]
         assert element["wide"].tolist() == [number] * 3
-
-
-WORKER = TaskContext(role=Role.WORKER, index=0, rank=1, num_consumers=2)
-CHIEF = TaskContext(num_consumers=2)
-EVALUATOR = TaskContext(role=Role.EVALUATOR, rank=None, num_consumers=2)
-
-
-def test_tasks_of_a_cluster_read_in_order(target: str) -> None:
-    """Which may go on with another number of tasks, as the service makes the batches."""
-
-    def read(context: TaskContext, size: int, **how: Any) -> Any:
-        return service.distribute_across(
-            lambda _: tf.data.Dataset.range(NUMBER), target, context, job_name="in order",
-            ordered=True, batch_size=size, **ORDER | how,
-        )  # fmt: skip
-
-    both = [read(context, BATCH // 2) for context in (CHIEF, WORKER)]
-    first, second = in_steps(together(*both)), in_steps(together(*both))
-    assert sorted(itertools.chain.from_iterable(first)) == [*range(NUMBER)]
-    assert first != second
-    alone = read(TaskContext(), BATCH, start_step=5)
-    assert [b.tolist() for b in alone.as_numpy_iterator()] == first[5:]
-    assert [b.tolist() for b in alone.as_numpy_iterator()] == second
-    evaluator = read(EVALUATOR, BATCH, start_step=5)
-    assert [b.tolist() for b in evaluator.as_numpy_iterator()] == first
-    policy = alone.options().experimental_distribute.auto_shard_policy
-    assert policy == tf.data.experimental.AutoShardPolicy.OFF
-    with pytest.raises(ForebayError, match="num_consumers=2: leave it out"):
-        read(CHIEF, BATCH, num_consumers=2)
-    with pytest.raises(ForebayError, match="does not go with cross_trainer_cache"):
-        read(CHIEF, BATCH, cross_trainer_cache=True)

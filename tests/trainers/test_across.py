@@ -249,6 +249,12 @@ def test_wrong_arguments_are_refused(target: str) -> None:
             target, TaskContext(), "one epoch", dataset_fn=lambda _: numbers(_).repeat(),
             cross_trainer_cache=True, initial_epoch=2,
         )  # fmt: skip
+    for wrong, message in (
+        ({"num_consumers": 2}, "num_consumers=2: leave it out"),
+        ({"cross_trainer_cache": True}, "does not go with cross_trainer_cache"),
+    ):
+        with pytest.raises(service.ForebayError, match=message):
+            across(target, CHIEF, "in order", dataset_fn=numbers, ordered=True, **wrong)
     for argument, value, message in [
         ("dataset_fn", tf.data.Dataset.range(3), r"dataset_fn=<_RangeDataset.* is no function: gi"),
         ("job_name", None, "job_name=None would have each task read all of the dataset: give"),
@@ -297,20 +303,6 @@ def test_trials_that_share_the_cache_get_the_same(target: str) -> None:
         for found, iterator in zip(got, iterators, strict=True):
             found |= {*itertools.islice(iterator, 100)}
     assert got[0] & got[1]
-
-
-def test_a_strategy_says_how_many_replicas_there_are(target: str) -> None:
-    sizes = []
-
-    def sized(context: Any) -> Any:
-        sizes.append(context.get_per_replica_batch_size(6))
-        return tf.data.Dataset.range(12).batch(sizes[0])
-
-    strategy = tf.distribute.OneDeviceStrategy("cpu:0")
-    dataset = service.distribute_across(sized, target, strategy, job_name="on one device")
-    distributed = strategy.distribute_datasets_from_function(lambda _: dataset)
-    assert [batch.numpy().tolist() for batch in distributed] == [[*range(6)], [*range(6, 12)]]
-    assert sizes == [6]
 
 
 def test_a_strategy_of_one_process_in_a_cluster_is_warned_of(

@@ -23,33 +23,17 @@ NUMBER, BATCH = 100, 8
 STEPS = 13
 
 
-def examples(number: int = NUMBER) -> Any:
+def examples() -> Any:
     def example(i: Any) -> tuple[Any, Any]:
         return tf.one_hot(i % 10, 10) * tf.cast(i, tf.float32), tf.cast(i % 3 == 0, tf.float32)
 
-    return tf.data.Dataset.range(number).map(example).batch(BATCH)
+    return tf.data.Dataset.range(NUMBER).map(example).batch(BATCH)
 
 
-def weighted() -> Any:
-    return examples().map(lambda x, y: (x, y, 1 + tf.reduce_sum(x, axis=1)))
-
-
-def by_name() -> Any:
-    return examples().map(lambda x, y: ({"left": x, "right": 2 * x}, {"sum": y, "other": y}))
-
-
-def model_of(dataset: Any) -> Any:
-    """That stays as it is."""
-    if isinstance(dataset.element_spec[0], dict):
-        inputs = {name: keras.Input([10], name=name) for name in ("left", "right")}
-        weights = keras.layers.Dense(1, kernel_initializer="ones", use_bias=False)
-        found = weights(inputs["left"]) + weights(inputs["right"])
-        model = keras.Model(inputs, {"sum": found, "other": -found})
-        losses: Any = {"sum": "mae", "other": "mse"}
-    else:
-        dense = keras.layers.Dense(1, kernel_initializer="ones", use_bias=False)
-        model, losses = keras.Sequential([keras.Input([10]), dense]), "mae"
-    model.compile(keras.optimizers.SGD(0.0), losses, metrics=None, weighted_metrics=[])
+def unchanging_model() -> Any:
+    dense = keras.layers.Dense(1, kernel_initializer="ones", use_bias=False)
+    model = keras.Sequential([keras.Input([10]), dense])
+    model.compile(keras.optimizers.SGD(0.0), "mae")
     return model
 
 
@@ -82,31 +66,8 @@ def read(request: pytest.FixtureRequest, target: str) -> Read:
 def fitted(dataset: Any, **arguments: Any) -> tuple[dict[str, list[float]], list[int]]:
     steps = Steps()
     arguments |= {"epochs": 2, "shuffle": False, "verbose": 0, "callbacks": [steps]}
-    history = model_of(dataset).fit(dataset, **arguments)
+    history = unchanging_model().fit(dataset, **arguments)
     return history.history, steps.found
-
-
-def require_same(mine: dict[str, list[float]], expected: dict[str, list[float]]) -> None:
-    assert mine.keys() == expected.keys()
-    for name, values in expected.items():
-        np.testing.assert_allclose(mine[name], values, rtol=1e-4)
-
-
-@pytest.mark.filterwarnings(RAN_OUT)
-@pytest.mark.parametrize("dataset", [weighted, by_name])
-def test_an_epoch_has_all(read: Read, dataset: Callable[[], Any]) -> None:
-    mine, steps = fitted(read(dataset()), validation_data=read(dataset().take(3)))
-    # Keras's means of several losses are others where it does not know the length.
-    alike = dataset().filter(lambda *_: True)
-    expected, _ = fitted(alike, validation_data=alike.take(3))
-    require_same(mine, expected)
-    assert steps == [STEPS, STEPS]
-
-
-@pytest.mark.filterwarnings(RAN_OUT)
-def test_classes_have_weights(read: Read) -> None:
-    weights = {"class_weight": {0: 1.0, 1: 5.0}}
-    require_same(fitted(read(examples()), **weights)[0], fitted(examples(), **weights)[0])
 
 
 def test_steps_that_are_told(read: Read) -> None:
@@ -116,13 +77,7 @@ def test_steps_that_are_told(read: Read) -> None:
     told = read(examples()).apply(tf.data.experimental.assert_cardinality(STEPS))
     mine, steps = fitted(told)
     assert steps == [STEPS, STEPS]
-    require_same(mine, fitted(examples())[0])
-
-
-def test_an_epoch_that_ends_early(read: Read) -> None:
-    with pytest.warns(UserWarning, match="ran out of data"):
-        _, steps = fitted(read(examples()), steps_per_epoch=STEPS + 5)
-    assert steps[0] == STEPS
+    np.testing.assert_allclose(mine["loss"], fitted(examples())[0]["loss"], rtol=1e-4)
 
 
 @pytest.mark.filterwarnings(RAN_OUT)
@@ -134,14 +89,3 @@ def test_steps_behind_the_end(read: Read) -> None:
         for dataset, steps in [*helps, (read(examples()), None)]:
             assert fitted(dataset, steps_per_epoch=steps)[1] == [STEPS, STEPS]
         assert fitted(read(examples()), steps_per_epoch=STEPS)[1] == [STEPS, 0]
-
-
-@pytest.mark.filterwarnings(RAN_OUT)
-def test_evaluate_and_predict(read: Read) -> None:
-    dataset = examples()
-    model, validated = model_of(dataset), read(dataset)
-    np.testing.assert_allclose(
-        model.evaluate(validated, verbose=0), model.evaluate(dataset, verbose=0), rtol=1e-4
-    )
-    mine = np.sort(model.predict(read(dataset), verbose=0).ravel())
-    np.testing.assert_allclose(mine, np.arange(NUMBER), rtol=1e-4)

@@ -1,4 +1,4 @@
-"""`distribute_across` under `ParameterServerStrategy`: real processes of all roles."""
+"""`ParameterServerStrategy`: a coordinator says what is read, by real processes of all roles."""
 
 from __future__ import annotations
 
@@ -96,8 +96,36 @@ def end(steps):
 """
 
 CHIEF = """
-# Each worker has a plain dataset for itself.
-end(begin(lambda: tf.data.Dataset.range(2000).batch(10)))
+def plain():
+    return tf.data.Dataset.range(2000).batch(10)
+
+
+def by_id():
+    return service.from_dataset_id(
+        "distributed_epoch", target, dataset_id, plain().element_spec, job_name="by id"
+    )
+
+
+def distributed():
+    return plain().apply(service.distribute("distributed_epoch", target, job_name="distributed"))
+
+
+def registered_here():
+    found = service.register_dataset(target, plain().map(lambda x: x), "ZSTD")
+    return service.from_dataset_id(
+        service.ShardingPolicy.DYNAMIC, target, found, plain().element_spec, job_name="here"
+    )
+
+
+dataset_id = service.register_dataset(target, plain())
+with_a_name = service.from_dataset_id("distributed_epoch", target, dataset_id, job_name="built")
+for dataset in (by_id, distributed, registered_here, with_a_name):
+    end(begin(dataset))
+try:
+    service.from_dataset_id("distributed_epoch", "h:1,h:2", dataset_id, plain().element_spec)
+except ValueError as error:
+    print(error, flush=True)
+end(begin(plain))  # each worker has a plain dataset for itself
 end(begin(lambda: across("made by a function", strategy)))
 steps = begin(across())
 steps()
@@ -154,6 +182,8 @@ def test_a_cluster_whose_tasks_are_killed(target: str) -> None:
             assert f"this task is {who} of" in line and "tf.distribute.Server" in line
         evaluators = [start(TASK + EVALUATOR, cluster, "evaluator", 0, target)]
         chief = start(TASK + COORDINATOR + CHIEF, cluster, "chief", 0, target)
+        assert [json.loads(chief.line()) for _ in range(4)] == [[1] * 2000] * 4
+        assert "several addresses" in chief.line()
         own, built, by_function, built_too = (chief.line() for _ in range(4))
         assert json.loads(own) == [2] * 2000, "each worker has all of a plain dataset"
         assert json.loads(by_function) == [1] * 2000

@@ -50,17 +50,6 @@ for elements, replicas, expected in (
 
 strategy = mirrored(2)
 
-# A function makes what each worker reads, which nothing divides among replicas.
-def from_function(context):
-    assert (context.num_input_pipelines, context.input_pipeline_id) == (1, 0)
-    size = context.get_per_replica_batch_size(4)
-    return read(tf.data.Dataset.range(7).batch(size), "by replicas")
-
-distributed = strategy.distribute_datasets_from_function(from_function)
-batches = [*distributed]
-assert [sizes(strategy, batch) for batch in batches] == [[2, 2], [2, 1]]
-assert sorted(x for b in batches for x in values(strategy, b)) == [*range(7)]
-
 # Python's generator of what comes by the service.
 dataset_id = service.register_dataset(target, tf.data.Dataset.range(6))
 generated = tf.data.Dataset.from_generator(
@@ -69,11 +58,6 @@ generated = tf.data.Dataset.from_generator(
 batches = [*strategy.experimental_distribute_dataset(generated.batch(4))]
 assert [sizes(strategy, batch) for batch in batches] == [[2, 2], [1, 1]]
 assert sorted(x for b in batches for x in values(strategy, b)) == [*range(6)]
-
-# Values need no dataset, and one can be asked for them.
-iterator = read(tf.data.Dataset.range(2), "values").as_numpy_iterator()
-value = strategy.experimental_distribute_values_from_function(lambda context: next(iterator))
-assert sorted(map(int, strategy.experimental_local_results(value))) == [0, 1]
 
 # One call, for batches of either kind.
 for distribute, size in (
