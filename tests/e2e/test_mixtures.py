@@ -136,7 +136,7 @@ def test_keras_trains_on_it(cluster: Cluster, mixture: str, expected: list[int])
 
     seen: list[int] = []
 
-    class Recording(keras.Model):  # type: ignore[misc, name-defined]
+    class Recording(keras.Model):  # type: ignore[misc]
         def train_step(self, batch: Any) -> dict[str, Any]:
             seen.extend(batch.numpy().tolist())
             return {"loss": tf.constant(0.0)}
