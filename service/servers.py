@@ -319,7 +319,8 @@ def first_line(process: ChildProcess, what: str) -> tuple[str, threading.Thread]
 def _forward_log(process: ChildProcess) -> None:
     assert process.stderr is not None
     with process.stderr:
-        sys.stderr.writelines(process.stderr)
+        for line in process.stderr:
+            sys.stderr.write(line)  # as it is by then
 
 
 class WorkerConfig(_Config):

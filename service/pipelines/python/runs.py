@@ -183,7 +183,8 @@ class _Bell:
 
     def __init__(self) -> None:
         self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        weakref.finalize(self, os.close, self.descriptor)
+        closed = weakref.finalize(self, os.close, self.descriptor)
+        closed.atexit = False  # threads may poll it until the process has ended
 
     def ring(self) -> None:
         os.eventfd_write(self.descriptor, 1)
