@@ -19,7 +19,7 @@ GONE_CHECK_S = 0.5
 """A draining worker asks the dispatcher this often whether disconnected consumers are gone."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class TaskConsumers:
     """The consumers of a worker's blocks, and the stock clients of its TfDataWorkerServicer."""
 
