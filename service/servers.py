@@ -74,12 +74,10 @@ class _Config:
 
     given: dict[str, Any]
 
-    def __init__(self, options: dict[str, Any], others: dict[str, Any]) -> None:
-        """`others` are a subclass's own arguments, as `locals` has them."""
-        names = self.names()
-        if unknown := options.keys() - names:
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        if unknown := arguments.keys() - self.names():
             raise TypeError(f"{', '.join(sorted(unknown))}: a server has no such option")
-        given = {k: v for k, v in (others | options).items() if k in names and v is not None}
+        given = {name: value for name, value in arguments.items() if value is not None}
         object.__setattr__(self, "given", given)
 
     def __getattr__(self, name: str) -> Any:
@@ -143,7 +141,18 @@ class DispatcherConfig(_Config):
         worker_max_concurrent_snapshots: int = 0,
         **options: Any,
     ) -> None:
-        super().__init__(options, locals())
+        options |= {
+            "port": port,
+            "protocol": protocol,
+            "work_dir": work_dir,
+            "fault_tolerant_mode": fault_tolerant_mode,
+            "worker_addresses": worker_addresses,
+            "job_gc_check_interval_ms": job_gc_check_interval_ms,
+            "job_gc_timeout_ms": job_gc_timeout_ms,
+            "worker_timeout_ms": worker_timeout_ms,
+            "worker_max_concurrent_snapshots": worker_max_concurrent_snapshots,
+        }
+        super().__init__(options)
 
     def storage_url(self) -> str:
         """The URL of the journal. Raises InvalidArgument for a contradiction."""
@@ -349,7 +358,17 @@ class WorkerConfig(_Config):
         data_transfer_address: str | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(options, locals())
+        options |= {
+            "dispatcher_address": dispatcher_address,
+            "worker_address": worker_address,
+            "port": port,
+            "protocol": protocol,
+            "heartbeat_interval_ms": heartbeat_interval_ms,
+            "dispatcher_timeout_ms": dispatcher_timeout_ms,
+            "data_transfer_protocol": data_transfer_protocol,
+            "data_transfer_address": data_transfer_address,
+        }
+        super().__init__(options)
 
     def options(self) -> WorkerOptions:
         """What it asks for. Raises InvalidArgument."""

@@ -15,6 +15,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 from urllib.parse import unquote
 
@@ -125,28 +126,31 @@ def open_tunnel(address: str, timeout_s: float) -> socket.socket:
 
 
 class _Tunnel(socket.socket):
-    """The consumer's end of the socket pair. `close` ends the tunnel and its threads."""
+    """The consumer's end of the socket pair. `close` ends the tunnel and its threads. These do not
+    refer to it, so that it ends, too, if it is forgotten."""
 
     def __init__(self, address: str) -> None:
         ours, theirs = socket.socketpair()
         super().__init__(fileno=theirs.detach())
-        self._failure = "it does not answer"
-        self._answered = threading.Event()
+        self._failure: Future[str] = Future()
         credentials = own_credentials()
         self._channel = connect(address, _OPTIONS, credentials)
         transfer: Any = self._channel.stream_stream(
             f"/{SERVICE}/{METHOD}", request_serializer=None, response_deserializer=None
         )
-        self._call = transfer(_read(ours.dup()), metadata=metadata_of(credentials))
+        call = transfer(_read(ours.dup()), metadata=metadata_of(credentials))
+        what = (self._channel, call, ours, self._failure)
         self._thread = threading.Thread(
-            target=self._run, args=(ours,), name="forebay-tunnel", daemon=True
+            target=_receive, args=what, name="forebay-tunnel", daemon=True
         )
         self._thread.start()
 
     def failure(self, timeout_s: float) -> str:
         """Wait until the tunnel is open, then return ""; else return why it is not open."""
-        self._answered.wait(timeout_s)
-        return self._failure
+        try:
+            return self._failure.result(timeout_s)
+        except TimeoutError:
+            return "it does not answer"
 
     def close(self) -> None:
         if self.fileno() >= 0:
@@ -156,13 +160,12 @@ class _Tunnel(socket.socket):
             self._channel.close()
             self._thread.join()
 
-    def _run(self, ours: socket.socket) -> None:
-        if set(_OPEN) <= {tuple(item) for item in self._call.initial_metadata()}:
-            self._failure = ""
-        else:
-            self._failure = f"{self._call.code()}: {self._call.details()}"
-        self._answered.set()
-        _write(self._call, ours)
+
+def _receive(channel: grpc.Channel, call: Any, ours: socket.socket, failure: Future[str]) -> None:
+    """Of a call, whose channel is open as long as somebody has it."""
+    is_open = set(_OPEN) <= {tuple(item) for item in call.initial_metadata()}
+    failure.set_result("" if is_open else f"{call.code()}: {call.details()}")
+    _write(call, ours)
 
 
 def _read(sock: socket.socket) -> Iterator[bytes]:

@@ -87,6 +87,12 @@ def test_a_consumer_that_closes_is_forgotten_at_once(
     wait_until(lambda: TASK not in worker.blocks.sessions.read_tasks())
 
 
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_a_tunnel_that_is_forgotten_ends(worker: TunnelledWorker) -> None:
+    """As any socket; `leave_no_tunnel` waits for that."""
+    assert tunnel.open_tunnel(worker.address, TIMEOUT_S).fileno() >= 0
+
+
 def test_a_grpc_server_that_stops_ends_its_tunnels(
     worker: TunnelledWorker, closing: ExitStack
 ) -> None:
