@@ -12,13 +12,11 @@ from forebay.service.picks import Picks
 
 def picked(shares: Sequence[int], first: int, count: int) -> npt.NDArray[np.int64]:
     """The sources of the positions first … first + count - 1."""
-    picks = Picks(shares)
-    found = []
-    for position in range(first, first + count):
-        (source,) = (
-            source
-            for source in range(len(shares))
-            if picks.count_before(position + 1, source) > picks.count_before(position, source)
-        )
-        found.append(source)
-    return np.array(found, np.int64)
+    picks, sources = Picks(shares), range(len(shares))
+    counts = [picks.count_before(first, source) for source in sources]
+    found = np.zeros(count, np.int64)
+    for at in range(count):
+        now = [picks.count_before(first + at + 1, source) for source in sources]
+        (found[at],) = (source for source in sources if now[source] > counts[source])
+        counts = now
+    return found

@@ -36,7 +36,7 @@ def reading(group: OrderedGroup, index: int, position: int, steps: int = -1) -> 
     epoch, offset = divmod(position, ELEMENTS)
     while offset < ELEMENTS and steps:
         first = offset + index * group.batch_size
-        ids = [split for _, split, _ in ORDER.epoch(epoch)][first:][: group.batch_size]
+        ids = [split for _, _, split, _ in ORDER.epoch(epoch)][first:][: group.batch_size]
         offset = min(offset + group.consumers * group.batch_size, ELEMENTS)
         at = epoch * ELEMENTS + offset
         if ids:

@@ -48,6 +48,7 @@ from forebay.service.dispatcher.leadership import Leadership
 from forebay.service.dispatcher.task_removal import TaskRemovals
 from forebay.service.order import Deal
 from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.schedule import Schedule
 from forebay.service.transport.messages import Key
 from forebay.service.transport.receiving import Receiving
 from forebay.service.transport.sending import SendBuffer
@@ -553,6 +554,17 @@ def forks_without_changes() -> AbstractContextManager[None]:
     return patch.dict(machine.EVENTS, job_forked=forked)
 
 
+def begins_sources_anew() -> AbstractContextManager[None]:
+    """A consumer to which a source's elements begin again behind a change of weights."""
+    init = Schedule.__init__
+
+    def begins(self: Schedule, *args: Any) -> None:
+        init(self, *args)
+        self._stretches = [each._replace(counts=[0] * 9) for each in self._stretches]
+
+    return replaced(Schedule, __init__=begins)
+
+
 def forgets_cursors() -> AbstractContextManager[None]:
     """A dispatcher that gives out the claims of who left from their beginnings."""
 
@@ -695,6 +707,7 @@ BROKEN: dict[str, Variant] = {
         Variant(holds_for_ever, "did not come to the end", mode="ordered"),
         Variant(asks_nobody, "was due", mode="ordered"),
         Variant(leaves_out_where_some_lack, "were not asked", mode="ordered"),
+        Variant(begins_sources_anew, "was due", mode="ordered"),
         Variant(forks_without_changes, "was replayed as", mode="ordered"),
         Variant(forgets_cursors, "was due", ("kill trainer",), mode="claimed"),
         Variant(forgets_claims, "did not come to the end", ("kill trainer",), mode="claimed"),

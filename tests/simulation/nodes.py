@@ -289,17 +289,24 @@ class Job:
 
     def dataset_id(self) -> str:
         """Registers it; every trainer does, as in life."""
-        dispatcher = DispatcherClient(self.service)
-        try:
-            request = pb.RegisterDatasetRequest(
-                sources=self.pipeline.sources(), structure=self.structure
-            )
-            if self.pipeline.python:
-                request.python = PYTHON
-            else:
-                request.graph = GRAPH
-            dataset_id: str = dispatcher.call(request, pb.RegisterDatasetResponse).dataset_id
-            self.registered.add(dataset_id)
-            return dataset_id
-        finally:
-            dispatcher.close()
+        shares = self.pipeline.shares
+        with DispatcherClient(self.service) as dispatcher:
+            ids = [self._register(dispatcher, number) for number in range(len(shares) or 1)]
+            if not shares:
+                return ids[0]
+            request = pb.RegisterDatasetRequest()
+            for number, share in enumerate(shares):
+                request.mixture.add(name=str(number), dataset_id=ids[number], share=share)
+            return dispatcher.call(request, pb.RegisterDatasetResponse).dataset_id
+
+    def _register(self, dispatcher: DispatcherClient, number: int) -> str:
+        request = pb.RegisterDatasetRequest(
+            sources=self.pipeline.sources(number), structure=self.structure
+        )
+        if self.pipeline.python:
+            request.python = PYTHON
+        else:
+            request.graph = GRAPH
+        dataset_id: str = dispatcher.call(request, pb.RegisterDatasetResponse).dataset_id
+        self.registered.add(dataset_id)
+        return dataset_id

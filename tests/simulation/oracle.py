@@ -185,6 +185,8 @@ class Oracle:
     def _dataset_registered(self, event: ev.DatasetRegistered) -> None:
         self.books.datasets.add(event.dataset_id)
 
+    _mixture_registered = _dataset_registered
+
     def _job_created(self, event: ev.JobCreated) -> None:
         self.books.jobs.add(event.job_id)
 

@@ -8,10 +8,12 @@ their state, or all together at such a state, which may be old, and in another n
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,7 +29,7 @@ from forebay.service.client import (
 from forebay.service.client.options import ReadOptions, ShardingPolicy
 from forebay.service.client.positions import ordered_options
 from forebay.service.client.reader import OrderedIterator, Reader, name_of_job
-from forebay.service.client.schedules import batch_of, skip_steps
+from forebay.service.client.schedules import batch_of, change_weights, skip_steps
 from forebay.service.delivery import bundles
 from forebay.service.errors import (
     AlreadyExists,
@@ -40,9 +42,10 @@ from forebay.service.errors import (
 from forebay.service.order import permuted
 from forebay.service.worker import worker
 
+from ..picked import picked
 from .kernel import Kernel, Process, Violation
 from .nodes import Job, Node, Trainer
-from .oracle import Oracle
+from .oracle import Element, Oracle
 from .patches import replaced
 from .pipeline import Pipeline, elements_in
 from .scenario import Asked, Scenario
@@ -57,15 +60,19 @@ TOGETHER_S = 2.0
 MOST_EPOCHS = 60
 """In which a step is looked for that is replayed."""
 
-Name = tuple[int, int, int]
-"""Of an element: the number of its bundle, its split, and its index in the bundle."""
+Name = tuple[int, int, int, int]
+"""Of an element: its source, the number of its bundle, its split, and its index in the bundle."""
+
+Changes = Sequence[ev.ScheduleChange]
 
 
 class GlobalOrder:
-    """All elements, epoch by epoch."""
+    """All elements of a dataset, epoch by epoch."""
 
-    def __init__(self, pipeline: Pipeline, asked: Asked) -> None:
-        self._asked = asked
+    epochs = MOST_EPOCHS
+
+    def __init__(self, pipeline: Pipeline, asked: Asked, source: int = 0) -> None:
+        self._asked, self._source, self.splits = asked, source, pipeline.splits
         size = asked.bundle_splits or 1  # of so few splits, the dispatcher makes a bundle of each
         self._bundles = [
             [s for s in range(first, min(first + size, pipeline.splits)) for _ in range(kept(s))]
@@ -76,17 +83,17 @@ class GlobalOrder:
         self.total = sum(self.lengths)
         self._epochs: dict[int, list[Name]] = {}
 
-    def epoch(self, number: int) -> list[Name]:
+    def epoch(self, number: int, changes: Changes = ()) -> list[Name]:
         if number not in self._epochs:
             self._epochs[number] = list(self._interleaved(number))
         return self._epochs[number]
 
-    def step(self, step: int, size: int, left_out: Sequence[range]) -> list[Name]:
-        """The global batch of this step, of those who know what is `left_out`; none: it is far."""
-        gone, batches = {place for each in left_out for place in each}, []
-        for number in range(MOST_EPOCHS):
-            base = number * self.total
-            kept = [e for n, e in enumerate(self.epoch(number)) if base + n not in gone]
+    def step(self, step: int, size: int, changes: Changes) -> list[Name]:
+        """The global batch of this step, of those who know these changes; none: it is far."""
+        gone, batches = left_out(changes), []
+        for number in range(self.epochs):
+            base, elements = number * self.total, self.epoch(number, changes)
+            kept = [e for n, e in enumerate(elements) if base + n not in gone]
             stop = len(kept) // size * size if self._asked.drop_remainder else len(kept)
             batches += [kept[first : first + size] for first in range(0, stop, size)]
             if step < len(batches):
@@ -107,7 +114,7 @@ class GlobalOrder:
                         continue
                     bundle = coming.popleft()
                     slot = [
-                        (epoch * count + bundle, split, index)
+                        (self._source, epoch * count + bundle, split, index)
                         for index, split in enumerate(self._bundles[bundle])
                     ]
                 visit, rest = slot[: asked.block_length], slot[asked.block_length :]
@@ -115,15 +122,52 @@ class GlobalOrder:
                 slots[number] = rest if len(visit) == asked.block_length else None
 
 
+class MixedOrder(GlobalOrder):
+    """The elements of several sources. All that is looked at counts as one epoch."""
+
+    epochs = 1
+
+    def __init__(self, pipeline: Pipeline, asked: Asked, total: int) -> None:
+        super().__init__(pipeline, asked)
+        self.total, self.shares = total, pipeline.shares
+        self.sources = [
+            GlobalOrder(replace(pipeline, splits=pipeline.splits + number), asked, number)
+            for number in range(len(pipeline.shares))
+        ]
+        self._lines: dict[tuple[tuple[int, tuple[int, ...]], ...], list[Name]] = {}
+
+    def epoch(self, number: int, changes: Changes = ()) -> list[Name]:
+        weights = tuple((each.place, tuple(each.shares)) for each in changes if each.shares)
+        if weights not in self._lines:
+            self._lines[weights] = list(self._line(weights))
+        return self._lines[weights]
+
+    def _line(self, weights: Sequence[tuple[int, tuple[int, ...]]]) -> Iterator[Name]:
+        stretches = [(0, self.shares)]
+        for place, shares in weights:
+            stretches = [*(each for each in stretches if each[0] < place), (place, shares)]
+        coming = [
+            itertools.chain.from_iterable(map(source.epoch, itertools.count()))
+            for source in self.sources
+        ]
+        ends = [*(place for place, _ in stretches[1:]), self.total]
+        for (first, shares), end in zip(stretches, ends, strict=True):
+            for source in picked(shares, 0, max(0, min(end, self.total) - first)).tolist():
+                yield next(coming[source])
+
+
+def left_out(changes: Changes) -> set[int]:
+    return {n for each in changes for n in range(each.place, each.place + each.skipped)}
+
+
 class Part:
     """What one trainer is to be given, from a position of the training on, of one epoch."""
 
     def __init__(
-        self, group: Group, start: int, in_epoch: bool, index: int, left_out: list[range]
+        self, group: Group, start: int, in_epoch: bool, index: int, changes: Changes
     ) -> None:
-        """With `in_epoch`, the part may be the empty rest of an epoch. Ranges of positions that are
-        `left_out` may be added."""
-        self._group, self._index, self._left_out = group, index, left_out
+        """With `in_epoch`, the part may be the empty rest of an epoch. Changes may be added."""
+        self._group, self._index, self._changes = group, index, changes
         self._size = group.asked.step // group.size or 1
         self._step = self._size * group.size
         self._total = total = group.order.total
@@ -137,8 +181,8 @@ class Part:
     def _kept(self) -> list[int]:
         """What is read of the epoch: offsets."""
         base = self.number * self._total
-        gone = {n - base for each in self._left_out for n in each if n < base + self._total}
-        return [n for n in range(self._total) if n not in gone]
+        gone = left_out(self._changes)
+        return [n for n in range(self._total) if base + n not in gone]
 
     def _rest(self) -> list[int]:
         """What all trainers are to be given: offsets."""
@@ -156,7 +200,7 @@ class Part:
         return (self.number + 1) * self._total
 
     def give(self, name: str, batch: list[Name]) -> None:
-        due, elements = self._due(), self._group.order.epoch(self.number)
+        due, elements = self._due(), self._group.order.epoch(self.number, self._changes)
         if not due or [elements[n] for n in due] != batch:
             raise Violation(
                 f"{name} got {batch} as batch {self._given} of its part of epoch {self.number} "
@@ -183,8 +227,8 @@ class Part:
             raise Violation(f"{name} is at position {position}, and should be at {sorted(due)}")
 
 
-class Changes:
-    """Steps that are left out, as the journal says: which consumers that holds for.
+class KnownChanges:
+    """The changes of the schedule, as the journal says, and which consumers they hold for.
 
     A change holds for all who are there when it is decided, and has asked them all before; and for
     who joins later, but not for who was given up before, and reads on.
@@ -192,9 +236,9 @@ class Changes:
 
     def __init__(self, oracle: Oracle, group: Group) -> None:
         self._oracle, self._group = oracle, group
-        self._of_job: dict[int, list[range]] = {}
+        self._of_job: dict[int, list[ev.ScheduleChange]] = {}
         self._forks: set[int] = set()
-        self.known: dict[int, list[range]] = {}  # by consumer
+        self.known: dict[int, list[ev.ScheduleChange]] = {}  # by consumer
 
     def _consumer_joined(self, event: ev.ConsumerJoined) -> None:
         job, _ = self._oracle.books.epochs[event.iteration_id]
@@ -208,30 +252,29 @@ class Changes:
         """By job that is no fork, how many changes it has had."""
         return {job: len(known) for job, known in self._of_job.items() if job not in self._forks}
 
-    def since(self, counts: dict[int, int]) -> Iterator[list[range]]:
-        """What was left out at some time since it had so many changes."""
+    def since(self, counts: dict[int, int]) -> Iterator[Changes]:
+        """Those that there were at some time since it had so many."""
         for job, count in self.counts().items():
             for known in range(counts.get(job, 0), count + 1):
                 yield self._of_job[job][:known]
 
     def _schedule_changed(self, event: ev.ScheduleChanged) -> None:
         books, change = self._oracle.books, event.change
-        gone = range(change.place, change.place + change.skipped)
-        self._of_job.setdefault(event.job_id, []).append(gone)
+        self._of_job.setdefault(event.job_id, []).append(change)
         there = [c for c, i in books.consumers.items() if books.epochs[i][0] == event.job_id]
         there = [c for c in there if c not in books.left]
         if len(there) not in (0, self._group.size):
-            raise Violation(f"steps are left out by {there}, and the others were not asked")
+            raise Violation(f"a change holds for {there}, and the others were not asked")
         if not there:  # it may begin before what some have read
             self._group.agrees = False
         for consumer in there:
-            self.known[consumer].append(gone)
+            self.known[consumer].append(change)
 
     def facts(self, name: str, response: Any) -> Iterator[tuple[str, bool]]:
         said = [response.place] if name == "ChangeSchedule" else []
         if name == "ConsumerHeartbeat":
             said = [change.place for change in response.changes]
-        known = {gone.start for changes in self._of_job.values() for gone in changes}
+        known = {each.place for changes in self._of_job.values() for each in changes}
         for place in said:
             yield f"a change at {place}", place in known
 
@@ -240,20 +283,25 @@ class Lengths:
     """The lengths that the journal has, and that the dispatcher answers: the true ones, once."""
 
     def __init__(self, order: GlobalOrder) -> None:
-        self._order = order
+        self._sources = order.sources if isinstance(order, MixedOrder) else [order]
+        self._source_of: dict[str, int] = {}  # by dataset
         self._known: dict[str, dict[int, int]] = {}  # by dataset
-        self._dataset_of: dict[int, str] = {}  # by job
+
+    def _dataset_registered(self, event: ev.DatasetRegistered) -> None:
+        for source in event.definition.sources:
+            (number,) = (n for n, each in enumerate(self._sources) if each.splits == source.count)
+            self._source_of[event.dataset_id] = number
 
     def _dataset_removed(self, event: ev.DatasetRemoved) -> None:
         self._known.pop(event.dataset_id, None)
 
     def _lengths_learned(self, event: ev.LengthsLearned) -> None:
         known = self._known.setdefault(event.dataset_id, {})
+        lengths = self._sources[self._source_of[event.dataset_id]].lengths
         for bundle, length in zip(event.bundles, event.lengths, strict=True):
-            if length != self._order.lengths[bundle]:
+            if length != lengths[bundle]:
                 raise Violation(
-                    f"bundle {bundle} has {self._order.lengths[bundle]} elements, and the journal "
-                    f"says {length}"
+                    f"bundle {bundle} has {lengths[bundle]} elements, and the journal says {length}"
                 )
             if bundle in known:
                 raise Violation(f"the length of bundle {bundle} was learned twice")
@@ -261,7 +309,14 @@ class Lengths:
 
     def facts(self, name: str, response: Any) -> Iterator[tuple[str, bool]]:
         if name == "JoinIteration" and response.consumer_id:
-            known = {length for lengths in self._known.values() for length in lengths.items()}
+            firsts = [
+                *itertools.accumulate((len(each.lengths) for each in self._sources), initial=0)
+            ]
+            known = {
+                (firsts[self._source_of[dataset]] + bundle, length)
+                for dataset, lengths in self._known.items()
+                for bundle, length in lengths.items()
+            }
             for bundle, length in enumerate(response.lengths):
                 yield f"length {length} of bundle {bundle}", length < 0 or (bundle, length) in known
 
@@ -276,13 +331,17 @@ class Group:
         self.asked = scenario.asked
         self.order = GlobalOrder(scenario.pipeline, self.asked)
         self.end = scenario.epochs * self.order.total
+        self.is_mixed = bool(scenario.pipeline.shares)
+        if self.is_mixed:
+            left_out = (20 * len(scenario.skips) + 30) * max(self.asked.step, 3)
+            self.order = MixedOrder(scenario.pipeline, self.asked, self.end + left_out)
         self.together = scenario.together
         self.members: list[OrderedTrainer] = []
         self.size = self.asked.consumers  # of the members, these read
         self.ending = False  # and nobody is to be started before all have ended
         self.changed = WaitingRoom()
         self._states: dict[int, Any] = {}  # that were saved, by position
-        self.changes = Changes(oracle, self)
+        self.changes = KnownChanges(oracle, self)
         self.agrees = True  # all divide the order alike
         self._dealt: dict[tuple[int, int], int] = {}  # to whom, by epoch and offset
 
@@ -369,6 +428,10 @@ class OrderedTrainer(Trainer):
             group.lost()
             return  # it was given up, who was there before is not yet, or nobody answers
         except (FailedPrecondition, InvalidArgument, PipelineError) as error:
+            if self.saved[1] is not None and "weights changed otherwise" in str(error):
+                self.saved = self.saved[0], None
+                group.lost()
+                return
             self.kernel.fail(f"{self.name} failed without a reason: {error!r}")
             return
         self.done = True
@@ -418,13 +481,15 @@ class OrderedTrainer(Trainer):
             for item in iterator:
                 part = part or begin()
                 elements = elements_in(item.reshape(-1, 5))
-                part.give(self.name, [(e.pass_number, e.split, e.number) for e in elements])
+                part.give(self.name, names_of(elements))
                 oracle.element_count += len(elements)
                 self._is_at(iterator, part, rng.random() < 0.2)
                 while group.together and self._is_ahead():
                     group.changed.wait(1.0)
                 if self.job.step_s:
                     self.kernel.sleep(self.job.step_s * rng.uniform(0.1, 2))
+                if group.is_mixed and self.position >= group.end:
+                    return
             part = part or begin()
             part.check_end(self.name)
             self.position = iterator.position
@@ -455,7 +520,8 @@ class OrderedTrainer(Trainer):
 
 
 class Skipper(Node):
-    """Somebody who has steps left out, whoever reads: ahead of the trainers, or behind some."""
+    """Somebody who has steps left out, or weights changed, whoever reads: ahead of the trainers, or
+    behind some."""
 
     def __init__(
         self, this: Kernel, host: str, trainer: OrderedTrainer, at: list[int],
@@ -481,7 +547,16 @@ class Skipper(Node):
                 self.kernel.at(soon_s, rng.choice(self._faults))
             stop, patience_s = first + rng.choice([1, 2, 5, 20]), rng.choice([1.0, 30.0])
             try:
-                skip_steps(self._job.service, "job", first, stop, timeout_s=patience_s)
+                if group.is_mixed and rng.random() < 0.6:
+                    weights = {
+                        str(n): rng.choice([0, 1, 5]) for n in range(len(self._job.pipeline.shares))
+                    }
+                    from_step = rng.choice([None, first])
+                    change_weights(
+                        self._job.service, "job", weights, from_step=from_step, timeout_s=patience_s
+                    )
+                else:
+                    skip_steps(self._job.service, "job", first, stop, timeout_s=patience_s)
             except (
                 *(AlreadyExists, FailedPrecondition, InvalidArgument, NotFound),
                 Unavailable,  # then it may hold
@@ -503,13 +578,17 @@ class Skipper(Node):
         ) as error:
             self.kernel.trace("no replay", error)
             return
-        got = [(e.pass_number, e.split, e.number) for e in elements_in(batch.reshape(-1, 5))]
+        got = names_of(elements_in(batch.reshape(-1, 5)))
         sizes = {(group.asked.step // of or 1) * of for of in group.asked.sizes}
-        for left_out in group.changes.since(before):
-            if any(got == group.order.step(step, size, left_out) for size in sizes):
-                self.kernel.trace("replayed", step, len(left_out))
+        for changes in group.changes.since(before):
+            if any(got == group.order.step(step, size, changes) for size in sizes):
+                self.kernel.trace("replayed", step, len(changes))
                 return
         raise Violation(f"step {step} was replayed as {got}, which nobody is given in it")
+
+
+def names_of(elements: list[Element]) -> list[Name]:
+    return [(e.provider, e.pass_number, e.split, e.number) for e in elements]
 
 
 @contextmanager

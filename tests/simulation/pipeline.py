@@ -48,6 +48,7 @@ class Pipeline:
     endless: bool = False  # passes go on and on
     python: bool = False  # a Python dataset, of which some splits fail behind their element
     uneven: int = 0  # in bundles, a filter of this seed is behind it; 0: none
+    shares: tuple[int, ...] = ()  # of a mixture's sources; each has a split more than the last one
 
     def places(self) -> list[tuple[int, int, int]]:
         """(provider, pass_number, split) of every element."""
@@ -64,8 +65,9 @@ class Pipeline:
             return 1
         return random.Random(f"kept {self.uneven} {split}").choice((0, 0, 0, 1, 1, 2, 3, 20))
 
-    def sources(self) -> list[ev.SplitSource]:
-        return [ev.SplitSource(count=self.splits) for _ in range(self.providers)]
+    def sources(self, number: int = 0) -> list[ev.SplitSource]:
+        """Of a mixture's source of this number."""
+        return [ev.SplitSource(count=self.splits + number) for _ in range(self.providers)]
 
 
 class Computed:
@@ -176,6 +178,7 @@ class Bundle:
         self,
         pipeline: Pipeline,
         task: pb.Task,
+        source: int,
         splits: SplitRange,
         *,
         number: int,
@@ -186,6 +189,7 @@ class Bundle:
             kernel().fail(f"bundle {number} was run with the seed {seed} of another order")
         self._pipeline = pipeline
         self._task = task
+        self._source = source
         self._splits = range(splits.first, splits.first + splits.count)
         self._number = number
         self._start = start
@@ -213,7 +217,8 @@ class Bundle:
 
     def _element(self, split: int, index: int) -> Element:
         task = self._task
-        return Element(task.task_id, task.iteration_id, 0, self._number, split, index, self._run)
+        name = self._source, self._number, split, index
+        return Element(task.task_id, task.iteration_id, *name, self._run)
 
     def _made(self, elements: list[Element]) -> Block:
         return replace(block_of(elements, elements[0].number), bundle=self._number)
@@ -238,7 +243,8 @@ class Computation(Pipelines):
         if graph != (PYTHON if self._pipeline.python else SANITIZED):
             kernel().fail("a worker got another graph than was registered")
         run = partial(Computed, self._pipeline, task, may_skip)
-        bundle = partial(Bundle, self._pipeline, task)
+        source = definition.sources[0].count - self._pipeline.splits
+        bundle = partial(Bundle, self._pipeline, task, source)
         return SimpleNamespace(run=run, bundle=bundle, close=lambda: None)
 
 

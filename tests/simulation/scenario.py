@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from forebay.service.client.first_come import DEAD_IF_SILENT_S
 from forebay.service.client.options import ShardingPolicy
+from forebay.service.picks import shares
 
 from .network import Weather
 from .pipeline import Pipeline
@@ -241,6 +242,7 @@ def draw(seed: int, only: Sequence[str] = (), mode: str = "") -> Scenario:
     if scenario.mode == "ordered":
         _have_read_in_order(scenario, in_order)
         _have_steps_left_out(scenario, random.Random(f"skips 40 {seed}"))
+        _have_sources_mixed(scenario, random.Random(f"mixture 15 {seed}"))
     if scenario.mode == "claimed":
         _have_claimed(scenario, by_claims)
     kinds = [k for k in FAULTS if (chances if k in LATER else rng).random() < share]
@@ -330,15 +332,25 @@ def _have_read_in_order(scenario: Scenario, rng: random.Random) -> None:
     )
 
 
-def _have_steps_left_out(scenario: Scenario, rng: random.Random) -> None:
+def _have_steps_left_out(scenario: Scenario, rng: random.Random, chance: float = 0.4) -> None:
     assert scenario.asked is not None
-    if rng.random() < 0.4:
+    if rng.random() < chance:
         scenario.named, scenario.asked = True, replace(scenario.asked, by_steps=False)
         scenario.pipeline = replace(scenario.pipeline, splits=scenario.pipeline.splits + 20)
         scenario.epochs, scenario.step_s = rng.randint(2, 4), rng.choice([1e-3, 2e-2])
         scenario.together = rng.random() < 0.7
         end = scenario.epochs * sum(map(scenario.pipeline.kept, range(scenario.pipeline.splits)))
         scenario.skips = sorted(rng.randint(0, end) for _ in range(rng.randint(1, 8)))
+
+
+def _have_sources_mixed(scenario: Scenario, rng: random.Random) -> None:
+    weights = [rng.choice([0, 1, 1, 3, 20, 0.01]) for _ in range(rng.randint(2, 3))]
+    has_elements = any(map(scenario.pipeline.kept, range(scenario.pipeline.splits)))
+    if rng.random() < 0.4 and has_elements and any(weights):
+        if not scenario.skips:
+            _have_steps_left_out(scenario, rng)
+        scenario.pipeline = replace(scenario.pipeline, shares=shares(weights))
+        scenario.removals.clear()
 
 
 def _have_claimed(scenario: Scenario, rng: random.Random) -> None:
