@@ -437,6 +437,10 @@ class Deal:
         """How many elements a step has: one batch of each consumer."""
         return self.batch_size * self.consumers
 
+    def begun(self, position: int) -> int:
+        """How many elements of its batch stand before the one at this position."""
+        return (position - self.start) % self.batch_size
+
     def step_begin(self, position: int) -> int:
         """The last position at this one or before it with which a step begins."""
         return position - (position - self.start) % self.size

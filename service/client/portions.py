@@ -56,7 +56,7 @@ class Portions:
         self._queues: dict[int, deque[Request]] = {}  # by place, in the order of its elements
         self._portions: deque[_Portion] = deque()
         self._ready: deque[tuple[Block, Ints]] = deque()
-        self._are_batches = False
+        self._deal: Deal | None = None  # if portions are whole batches
         self._unplanned: dict[int, int] = {}  # by place: elements that came, and are to be planned
         self._came_bytes, self._came = 0, 0  # since the beginning
         self._recent_bytes, self._recent = 0.0, 0.0  # lately
@@ -79,7 +79,7 @@ class Portions:
     def plan(self, places: Ints, positions: Ints, deal: Deal | None = None) -> None:
         """The next elements to give: the places of their bundles, and their positions. With `deal`,
         portions are whole batches, each in one array."""
-        self._are_batches = deal is not None
+        self._deal = deal
         self.elements += len(places)
         most = LARGE_PORTION_BYTES if self.fit(LARGE_BYTES) == 1 else PORTION_BYTES
         size = min(self.fit(most) or max(1, len(places) // UNKNOWN_PORTIONS), MAX_PORTION)
@@ -93,7 +93,7 @@ class Portions:
             if stop - start >= size:
                 needs = [(int(places[start]), _NONE)]
             else:
-                begun = 0 if deal is None else int(positions[start] - deal.start) % deal.batch_size
+                begun = 0 if deal is None else deal.begun(int(positions[start]))
                 stop = min(start + size - begun, len(places))
                 needs = [(int(places[start + at[0]]), at) for at in by_place(places[start:stop])]
             self._portions.append(_Portion(positions[start:stop], needs))
@@ -222,12 +222,16 @@ class Portions:
         return min(here, most)
 
     def cut(self) -> None:
-        """Make two portions of the next one: what has come, and what is behind its first element
-        that has not."""
+        """Make two portions of the next one: what has come, of batches whole ones, and what is
+        behind its first element that has not."""
         head = self._portions[0]
+        if head.is_stretch:
+            return
         lacking = [at[self._here(place, len(at)) :] for place, at in head.needs]
         end = min((int(at[0]) for at in lacking if len(at)), default=0)
-        if not head.is_stretch and end:
+        if self._deal is not None:
+            end = max(0, end - self._deal.begun(int(head.positions[end])))
+        if end:
             self._portions.popleft()
             for start, stop in ((end, len(head.positions)), (0, end)):
                 parts = [(place, at[(start <= at) & (at < stop)]) for place, at in head.needs]
@@ -251,7 +255,7 @@ class Portions:
         ranks = {tuple(component.rank for component in block.components) for block, _, _ in parts}
         if len(ranks) == 1:
             pieces = [(part(block, first, len(at)), at) for block, first, at in parts]
-            yield merged(pieces, LARGE_BYTES, stacks=self._are_batches), positions
+            yield merged(pieces, LARGE_BYTES, stacks=self._deal is not None), positions
             return
         singles = {
             place: part(block, number, 1)

@@ -16,6 +16,7 @@ from forebay.service.blocks import Block, Component
 from forebay.service.client import bundle_lengths, ordered, portions, read_ahead, source_plan
 from forebay.service.client.ordered import OrderedMode
 from forebay.service.client.positions import OrderedRead
+from forebay.service.client.slices import Request
 from forebay.service.delivery import EndOfSlice, Slice
 from forebay.service.delivery.read_requests import (
     MAX_INDEX,
@@ -24,7 +25,7 @@ from forebay.service.delivery.read_requests import (
     encode,
     runs_after,
 )
-from forebay.service.order import EpochOrder
+from forebay.service.order import Deal, EpochOrder
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import transfer_pb2
 from forebay.service.transport.server import _MAX_HEADER_BYTES
@@ -317,3 +318,21 @@ def test_the_longest_slice_fits_into_a_message() -> None:
     far_ones = dict.fromkeys(("until", "known", "keep", "floor"), MAX_INDEX)
     order = Slice(MAX_INDEX, MAX_INDEX, runs, **far_ones, alone=True)
     assert encode(order, transfer_pb2.Read()).ByteSize() < _MAX_HEADER_BYTES - 1000
+
+
+def test_who_waits_is_given_whole_batches() -> None:
+    """A part of a batch would be copied once more, with the rest of it."""
+    found = portions.Portions()
+    found.count(Block(1, (Component(np.zeros((1, 1))),)))  # elements are small
+    found.plan(np.array([0, 1] * 6), np.arange(12), Deal(0, 4, 1, 0))
+    for place in (0, 1):
+        found.expect(Request(place, (0, 6)))
+    for place, count in ((0, 6), (1, 4)):
+        (request,) = found._queues[place]
+        request.blocks.append(Block(count, (Component(np.arange(count)[:, np.newaxis]),)))
+    assert found.take(MAX_INDEX) is None
+    found.cut()
+    taken = found.take(MAX_INDEX)
+    assert taken is not None and taken[0].count == 8
+    found.cut()
+    assert found.take(MAX_INDEX) is None
