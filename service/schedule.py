@@ -64,7 +64,8 @@ class Schedule:
         self._starts = np.array([start for start, _ in merged], np.int64)
         self._stops = np.array([stop for _, stop in merged], np.int64)
         self._gone = np.array([*accumulate((b - a for a, b in merged), initial=0)], np.int64)
-        self._cuts = (self._starts - self._gone[:-1]).tolist()  # positions at which one is left out
+        # Positions at which a stretch is left out.
+        self._cuts: list[int] = (self._starts - self._gone[:-1]).tolist()
         self.left_out = merged  # places, ascending: first, and behind the last
 
     # -- places and positions ------------------------------------------------------------------
@@ -79,9 +80,9 @@ class Schedule:
 
     def position_of(self, place: int) -> int:
         """The position of the first element at this place or behind it that is not left out."""
-        number = int(np.searchsorted(self._starts, place, "right"))
-        if number and place < self._stops[number - 1]:
-            return int(self._starts[number - 1] - self._gone[number - 1])
+        number = bisect_right(self.left_out, place, key=lambda gap: gap[0])
+        if number and place < self.left_out[number - 1][1]:
+            return self._cuts[number - 1]
         return place - int(self._gone[number])
 
     def positions_of(self, places: Ints) -> Ints:

@@ -408,6 +408,8 @@ def _runs(indexes: Ints) -> tuple[int, ...]:
     first, last = int(indexes[0]), int(indexes[-1])
     if last - first == len(indexes) - 1:
         return first, len(indexes)
-    firsts = np.flatnonzero(np.diff(indexes, prepend=indexes[0] - 2) != 1)
-    counts = np.diff(firsts, append=len(indexes))
-    return tuple(np.stack([indexes[firsts], counts], axis=1).ravel().tolist())
+    cuts = np.flatnonzero(indexes[1:] - indexes[:-1] != 1) + 1
+    firsts = np.concatenate([[0], cuts])
+    runs = np.empty(2 * len(firsts), np.int64)
+    runs[::2], runs[1::2] = indexes[firsts], np.concatenate([cuts, [len(indexes)]]) - firsts
+    return tuple(runs.tolist())
