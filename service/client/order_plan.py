@@ -48,7 +48,11 @@ class OrderPlan(SharedPlan):
         return is_new and not self.sources[0].is_located
 
     def has_ended(self) -> bool:
-        return not self.is_endless and self.sources[0].has_ended and not self.has_something()
+        return self.is_all_planned() and not self.has_something()
+
+    def is_all_planned(self) -> bool:
+        """Whether it has an end, up to which it is planned."""
+        return not self.is_endless and self.sources[0].has_ended
 
     def is_due(self) -> bool:
         if self.is_full:
@@ -91,6 +95,8 @@ class OrderPlan(SharedPlan):
         until = min(source.next_position for source in self.sources)
         if until <= self.until:
             return False
+        if not self.is_all_planned() and (whole := self.epoch.deal.step_begin(until)) > self.until:
+            until = whole  # a batch in two parts would be copied twice
         self.until = until
         ready: list[tuple[Ints, Ints]] = []
         for source in self.sources:
