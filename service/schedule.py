@@ -239,7 +239,7 @@ def described(change: Any, steps: EpochSteps, names: Sequence[str]) -> dict[str,
 
 
 def described_fork(fork: Any, steps: EpochSteps) -> dict[str, Any]:
-    """The same of the fork that a job began with."""
+    """The same of the fork that a job began with; in steps as of now."""
     said = {"reason": fork.reason or None, "who": fork.who or None}
     return {
         "from_step": None if fork.place == MAX_POSITION else steps.step_of(fork.place),

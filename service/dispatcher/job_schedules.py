@@ -8,7 +8,7 @@ from typing import Any
 
 from ...journal.datasets import MAX_POSITION, SHARES
 from ...journal.proto import events_pb2 as ev
-from ..core.jobs import ordered_job
+from ..core.jobs import ordered_job, readers_of
 from ..core.lengths import UNKNOWN, lengths_of
 from ..core.schedules import change_message, named
 from ..core.state import Consumer, Job, State
@@ -17,25 +17,26 @@ from ..picks import shares
 from ..proto import forebay_pb2 as pb
 from ..schedule import EpochSteps, Schedule, described, described_fork, weights_of
 
-SHOWN = 5  # changes of a job, in the status; the audit has all
-
+SHOWN = 5
+"""The last changes of a job that the status has. The audit has all."""
 
 KEPT = 64
-"""Schedules: one of a thousand changes takes 40 ms. What was decided for a job stays."""
+"""Schedules in the cache: to make one with a thousand changes takes 40 ms. A job only gets more
+changes, so their number says which schedule it is."""
 
 
 class JobSchedules:
-    """Of all jobs of a state."""
+    """The schedules of all jobs of a state."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._made = lru_cache(maxsize=KEPT)(self._make)
 
     def status(self) -> list[dict[str, Any]]:
-        """Of jobs that have any: the first weights and the last changes, in steps of the group that
-        joined last."""
+        """Of each job with a name that was read and has any: the first weights, the fork that it
+        began with, and the last changes, in steps of the group that joined last."""
         return [
-            {"job_id": job.job_id, "changes": [*self._described(job)][-SHOWN:]}
+            {"job_id": job.job_id, "changes": [*self._described(job)]}
             for job in self._state.jobs.values()
             if job.name and job.step and (job.changes or job.fork or self._sources(job))
         ]
@@ -46,7 +47,7 @@ class JobSchedules:
             said = {"reason": None, "who": None, "changed_ms": None}
             yield {"from_step": 0, "weights": first, **said}
         if job.fork is not None:
-            yield described_fork(job.fork, self.steps(job, 0))
+            yield described_fork(job.fork, self.steps(job))
         for number, change in [*enumerate(job.changes)][-SHOWN:]:
             yield described(change, self.steps(job, number), self._names(job))
 
@@ -144,6 +145,4 @@ class JobSchedules:
             )
 
     def readers(self, job: Job) -> list[Consumer]:
-        state = self._state
-        its = (state.iterations[number] for number in job.iterations.values())
-        return [state.consumers[i] for each in its for i in each.consumers]
+        return [self._state.consumers[number] for number in readers_of(self._state, job)]
