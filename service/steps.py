@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Literal
 
@@ -22,7 +23,7 @@ import numpy as np
 from ..journal.datasets import SHARES
 from ..journal.proto import events_pb2 as ev
 from .errors import InvalidArgument
-from .order import Deal, EpochOrder, Ints, epoch_order
+from .order import Deal, Ints, epoch_order
 from .schedule import EpochSteps, Schedule
 
 NAMED = 5
@@ -36,12 +37,10 @@ class _KnownSource:
 
     def __init__(self, order: ev.OrderSpec, lengths: Sequence[int]) -> None:
         """`lengths`: by bundle; -1: not known."""
-        self._order = order
         self.lengths = np.array(lengths, np.int64)
         self.total = None if (self.lengths < 0).any() else int(self.lengths.sum())
-
-    def _epoch(self, number: int) -> tuple[Ints, EpochOrder]:
-        return epoch_order(self._order, self.lengths, number)
+        # Of an epoch; that of the last one is kept, as most questions are about one epoch.
+        self._epoch = lru_cache(maxsize=1)(partial(epoch_order, order, self.lengths))
 
     def elements(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
         """The bundles of the elements at the positions [start, stop) of the epoch, and the indexes

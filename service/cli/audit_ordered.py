@@ -62,12 +62,15 @@ class OrderedAnswers:
         steps, schedule = self._steps(len(self.job.changes)), self.known.schedule
         return int(steps.step_of(schedule.place_of(position) + 1)) - 1
 
-    def position_of_bundle(self, bundle: int) -> int:
-        """Of its first element, through all epochs. Raises InvalidArgument if it is not known."""
+    def position_of_bundle(self, bundle: int) -> int | None:
+        """Of its first element, through all epochs; None if that is left out, or not known."""
         epoch = 0 if self.known.is_mixture else bundle // self._order.bundles
         if epoch and self.known.total is None:
-            raise InvalidArgument(f"where epoch {epoch} begins is not known")
-        found = self.known.find(epoch, bundle - epoch * self._order.bundles, 0)
+            return None
+        try:
+            found = self.known.find(epoch, bundle - epoch * self._order.bundles, 0)
+        except InvalidArgument:
+            return None
         return int(self.known.before(epoch)) + int(found)
 
     def _steps(self, changes: int) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import typer
@@ -16,10 +17,11 @@ from .journal import STORAGE, opened
 from .options import JSON
 
 COMPARED = 1 << 16
-"""Elements behind a first difference in weights: the same source may be picked for some."""
+"""Elements that are compared behind a first difference in weights: other weights may pick the same
+source for some."""
 
 NAMED = 5
-"""Bundles whose checksums differ."""
+"""The most bundles with different checksums that are named: the first ones by position."""
 
 
 def diff(
@@ -47,7 +49,9 @@ def compared(mine: OrderedAnswers, theirs: OrderedAnswers) -> dict[str, Any]:
     about = [x.about() for x in both]
     steps = [x.job.step for x in both]
     if not all(steps):
-        raise InvalidArgument(f"nobody has read job {names[steps.index(0)]}")
+        raise InvalidArgument(
+            f"nobody has read job {names[steps.index(0)]}: start its trainers once"
+        )
     wholly = [
         {"what": what, "first_job": about[0][what], "second_job": about[1][what]}
         for what in about[0]
@@ -55,8 +59,8 @@ def compared(mine: OrderedAnswers, theirs: OrderedAnswers) -> dict[str, Any]:
     ]
     found: list[dict[str, Any]] = [*wholly]
     if not wholly:
-        parts = [*_schedules(mine, theirs), *_checksums(mine, theirs)]
-        found = sorted(parts, key=lambda part: part["position"])
+        checksums = sorted(_checksums(mine, theirs), key=_position)[:NAMED]
+        found = sorted([*_schedules(mine, theirs), *checksums], key=_position)
     return {
         "jobs": " and ".join(names),
         "global_batches": " and ".join(map(str, steps)),
@@ -68,7 +72,7 @@ def compared(mine: OrderedAnswers, theirs: OrderedAnswers) -> dict[str, Any]:
 
 
 def _schedules(mine: OrderedAnswers, theirs: OrderedAnswers) -> Iterator[dict[str, Any]]:
-    """Where what was decided differs, and has an effect first."""
+    """The first position at which the changes of the two jobs give them different elements."""
     a, b = mine.known.schedule, theirs.known.schedule
     place = a.first_difference(b)
     if place is None:
@@ -83,7 +87,7 @@ def _schedules(mine: OrderedAnswers, theirs: OrderedAnswers) -> Iterator[dict[st
             if one != another:
                 position += at
                 break
-    yield {"what": "what was decided", **_at(mine, theirs, position)}
+    yield {"what": "what was decided", **_at((mine, theirs), (position, position))}
 
 
 def _rows(elements: Any) -> Iterator[tuple[int, int]]:
@@ -92,21 +96,24 @@ def _rows(elements: Any) -> Iterator[tuple[int, int]]:
 
 def _checksums(mine: OrderedAnswers, theirs: OrderedAnswers) -> Iterator[dict[str, Any]]:
     """Bundles of which workers made other elements."""
-    known = [x.job.checksums for x in (mine, theirs)]
-    differing = [n for n in known[0] if n in known[1] and known[0][n] != known[1][n]]
-    for bundle in sorted(differing)[:NAMED]:
-        try:
-            position = mine.position_of_bundle(bundle)
-        except InvalidArgument:  # lengths before it are not known
-            continue
-        crc = f"{known[0][bundle]:08x} and {known[1][bundle]:08x}"
+    both = mine, theirs
+    first, second = (x.job.checksums for x in both)
+    for bundle in sorted(n for n in first.keys() & second.keys() if first[n] != second[n]):
+        crc = f"{first[bundle]:08x} and {second[bundle]:08x}"
         yield {
             "what": f"the elements of bundle {bundle}, whose checksums are {crc}",
-            **_at(mine, theirs, position),
+            **_at(both, [x.position_of_bundle(bundle) for x in both]),
             **mine.splits_of(bundle if mine.known.is_mixture else bundle % mine.job.order.bundles),
         }
 
 
-def _at(mine: OrderedAnswers, theirs: OrderedAnswers, position: int) -> dict[str, Any]:
-    first, second = (x.step_at(position) for x in (mine, theirs))
-    return {"position": position, "first_step": first, "second_step": second}
+def _at(both: Sequence[OrderedAnswers], positions: Sequence[int | None]) -> dict[str, Any]:
+    """The first of the positions, as saved states have it, and the step of each; None: unknown."""
+    there = [(x, at) for x, at in zip(both, positions, strict=True) if at is not None]
+    place = min((x.known.schedule.place_of(at) for x, at in there), default=None)
+    steps = [None if at is None else x.step_at(at) for x, at in zip(both, positions, strict=True)]
+    return {"position": place, "first_step": steps[0], "second_step": steps[1]}
+
+
+def _position(part: dict[str, Any]) -> float:
+    return math.inf if part["position"] is None else part["position"]

@@ -24,6 +24,7 @@ from forebay.service.cli import app
 from forebay.service.cli.audit import _replayed
 from forebay.service.cli.audit_ordered import OrderedAnswers
 from forebay.service.cli.audit_shared import claimed, unordered
+from forebay.service.cli.diff import compared
 from forebay.service.client.positions import OrderedRead
 from forebay.service.core import commands as c
 from forebay.service.core.encoding import encode_state
@@ -66,8 +67,8 @@ class Cluster:
             self.events.append(event)
         return answer
 
-    def join(self, order: ev.OrderSpec, **how: Any) -> ev.ConsumerJoined:
-        return self.do(c.JoinJob(dataset_id="d", name="j", sharding=ev.OFF, order=order, **how))
+    def join(self, order: ev.OrderSpec, name: str = "j", **how: Any) -> ev.ConsumerJoined:
+        return self.do(c.JoinJob(dataset_id="d", name=name, sharding=ev.OFF, order=order, **how))
 
     def histories(self, cut: int = 0) -> Any:
         """Of the journal, or of what is left if all before the event `cut` was removed."""
@@ -245,6 +246,35 @@ def test_an_ordered_job_that_stopped_in_its_midst_is_exact() -> None:
         *("given", "given", "differs by consumer", "differs by consumer"), *["not yet"] * 4,
     ]  # fmt: skip
     assert [b["status"] for b in answers.step(4)["batches"]] == ["given", "not yet"]
+
+
+def parted(skipped: int = 0, bundle_splits: int = 1) -> list[list[Any]]:
+    """The positions and steps at which two jobs part, all of whose bundles differ, while the second
+    one leaves out so many elements at the begin."""
+    cluster, order = Cluster(random.Random(1), [8] * 40), ev.OrderSpec()
+    order.MergeFrom(ORDER)
+    order.bundle_splits, bundles = bundle_splits, tuple(range(40 // bundle_splits))
+    member = ev.GroupMember(consumers=1, batch_size=4)
+    for number, name in enumerate("jk"):
+        joined = cluster.join(order, name, epoch=0, member=member)
+        job_id = cluster.state.iterations[joined.iteration_id].job_id
+        made = (number,) * len(bundles)
+        cluster.do(c.CheckBundles(job_id=job_id, bundles=bundles, checksums=made))
+        cluster.do(c.LeaveIteration(consumer_id=joined.consumer_id, reason=GOODBYE))
+    if skipped:
+        skip = ev.ScheduleChange(skipped=skipped)
+        cluster.do(c.ChangeSchedule(job_id=job_id, change=skip, readers=()))
+    found = compared(*map(OrderedAnswers, cluster.histories().values()))["differences"]
+    assert "whose checksums are 00000000 and 00000001" in found[-1]["what"]
+    return [[each[name] for name in ("position", "first_step", "second_step")] for each in found]
+
+
+def test_jobs_part_at_the_first_bundle_by_position() -> None:
+    """With the steps that each of them has it in, if that is known."""
+    assert parted() == [[0, 0, 0], [2, 0, 0], [4, 1, 1], [24, 6, 6], [26, 6, 6]]
+    left_out = [[0, 0, None], [2, 0, None], [4, 1, None]]
+    assert parted(skipped=12) == [[0, 0, 0], *left_out, [24, 6, 3], [26, 6, 3]]
+    assert parted(bundle_splits=2) == [[None] * 3] * 5, "lengths are not known"
 
 
 def test_a_journal_of_an_earlier_version_says_not_known() -> None:

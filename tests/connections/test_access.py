@@ -245,9 +245,8 @@ def test_who_steers_some_jobs_steers_no_others_and_is_on_record(
                 service.skip_steps(target, "b-steered", 10, 20)
             service.skip_steps(target, "a-steered", 10, 20)
             for job, new in (("a-steered", "b-fork"), ("b-steered", "a-fork")):
-                with pytest.raises(
-                    PermissionDenied, match=f"job '{job if job[0] == 'b' else new}'"
-                ):
+                refused = f"job '{job if job[0] == 'b' else new}'"
+                with pytest.raises(PermissionDenied, match=refused):
                     service.fork_job(target, job, new, at_step=10)
             assert service.fork_job(target, "a-steered", "a-fork", at_step=10) == 10
             with pytest.raises(PermissionDenied, match="may not call"):

@@ -24,12 +24,7 @@ from forebay.service.blocks import (
     strided,
 )
 
-from ..transport.samples import strings
-
-
-def elements(block: Block) -> list[list[Any]]:
-    columns = [[np.asarray(e, object).tolist() for e in c.elements()] for c in block.components]
-    return [list(row) for row in zip(*columns, strict=True)]
+from ..transport.samples import elements, strings
 
 
 def array(data: st.DataObject, size: int) -> Any:

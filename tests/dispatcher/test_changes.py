@@ -273,19 +273,14 @@ def test_the_status_has_jobs_by_name_also_while_one_is_replayed() -> None:
     assert [job["job_id"] for job in schedules.status()] == [origin["job_id"]]
 
 
-def test_the_status_has_the_first_weights_before_the_last_changes() -> None:
+def test_the_status_has_the_first_weights_the_fork_and_the_last_changes() -> None:
+    """The fork begins with the step that was asked for, also behind one that is left out."""
     group = Group(joined=1)
     group.decider.cluster.leave(group.there[0].consumer_id)
     for step in range(20, 24):
         group.change(from_step=step)
-    (job,) = group.changes.schedules.status()
-    assert [each["from_step"] for each in job["changes"]] == [0, 3, 20, 21, 22, 23]
-
-
-def test_a_fork_begins_in_the_status_with_the_step_that_was_asked_for() -> None:
-    """Also behind a step that its origin leaves out."""
-    group = Group()
-    request = pb.ChangeScheduleRequest(job="mixed", from_step=10, fork="b")
+    request = pb.ChangeScheduleRequest(job="mixed", from_step=30, fork="b")
     asyncio.run(group.changes.change(request, None, ""))
-    _, forked = group.changes.schedules.status()
-    assert [each["from_step"] for each in forked["changes"] if "fork_of" in each] == [10]
+    last = [3, *range(20, 24)]
+    for job, first in zip(group.changes.schedules.status(), ([0], [0, 30]), strict=True):
+        assert [each["from_step"] for each in job["changes"]] == first + last

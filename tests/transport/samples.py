@@ -70,3 +70,8 @@ def assert_same(got: Block, expected: Block) -> None:
             assert x.shape == y.shape
             assert x.astype(np.complex128).tolist() == y.astype(np.complex128).tolist()
             assert x.size == 0 or x.ctypes.data % 64 == 0
+
+
+def elements(block: Block) -> list[list[object]]:
+    columns = [[np.asarray(e, object).tolist() for e in c.elements()] for c in block.components]
+    return [list(row) for row in zip(*columns, strict=True)]

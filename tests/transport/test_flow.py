@@ -21,18 +21,13 @@ from forebay.service.transport.budget import Share
 from forebay.service.transport.sending import Sent
 
 from .peers import TIMEOUT_S, Consumer, only
-from .samples import SAMPLES, numbered
+from .samples import SAMPLES, elements, numbered
 from .test_sessions import World
 
 TASK = 5
 
 
 # -- cutting blocks ----------------------------------------------------------------------------
-
-
-def elements(block: Block) -> list[list[Any]]:
-    columns = [[np.asarray(e, object).tolist() for e in c.elements()] for c in block.components]
-    return [list(row) for row in zip(*columns, strict=True)]
 
 
 @pytest.mark.parametrize("name", [n for n, block in SAMPLES.items() if block.count > 1])
