@@ -53,9 +53,7 @@ def audit(
         raise InvalidArgument(f"--epoch {epoch} is for --element and --record; leave it out")
     with opened(storage) as found:
         state, histories, begins = _replayed(found)
-        gone = (
-            f"what came before event {begins + 1} is no longer in the journal" if begins else None
-        )
+        gone = _gone(begins)
         history = _find(histories, job, gone)
         if not history.job.is_ordered:
             if given:
@@ -107,7 +105,10 @@ def found_in(storage: Any, names: Sequence[str]) -> list[Any]:
     found = [_find(histories, name, _gone(begins)) for name in names]
     for history in found:
         if not history.job.is_ordered:
-            raise InvalidArgument(f"job {history.job.user_name} is not read in order")
+            raise InvalidArgument(
+                f"job {history.job.user_name} is not read in order, so the journal does not tell "
+                "of its elements: give an ordered job"
+            )
     return found
 
 

@@ -1,9 +1,8 @@
 """The base of the core's topics: commands, decisions, and lookups in the state.
 
-A topic (datasets.py, jobs.py, iterations.py, consumers.py, workers.py, tasks.py, rounds.py,
-splits.py, skips.py, lengths.py, claims.py, ordered.py, saves.py, save_streams.py, terms.py) holds
-its commands with their decide functions, and its kinds of events with their apply functions. Topics
-import this file and each other, in one direction; machine.py puts them together.
+A topic holds its commands with their decide functions, and its kinds of events with their apply
+functions. Topics import this file and each other, in one direction; machine.py lists them (TOPICS),
+and puts them together.
 """
 
 from __future__ import annotations
@@ -31,14 +30,16 @@ class Command(Struct, frozen=True, kw_only=True):
 
 
 Bodies = list[Any]
-"""Of events, such as ev.LeaseBegun. One that does not tell its kind is a whole ev.Event."""
+"""Events without their envelope, such as ev.LeaseBegun; `machine.decide` puts them in an ev.Event.
+Where two kinds of events have one class of bodies, the later kind (mixture_registered, job_forked)
+must be given as a whole ev.Event."""
 
 
 class Decision(NamedTuple):
     """Events to journal and apply, in order, and the answer to the command.
 
-    The last event answers a retry of a numbered command. Topics give the events' bodies, of which
-    `machine.decide` makes events.
+    The last event answers a retry of a numbered command. `events` are bodies in a topic's
+    decision, and ev.Event in that of `machine.decide`.
     """
 
     events: Bodies

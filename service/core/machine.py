@@ -44,11 +44,11 @@ TOPICS = (
 )
 DECIDE: Decide = {command: how for topic in TOPICS for command, how in topic.DECIDE.items()}
 EVENTS: Events = {name: kind for topic in TOPICS for name, kind in topic.EVENTS.items()}
-KINDS = {
+KIND_OF_BODY = {
     getattr(ev, field.message_type.name): field.name
     for field in reversed(ev.Event.DESCRIPTOR.oneofs_by_name["event"].fields)
 }
-"""By the class of their bodies. A mixture is registered by the same one as other datasets."""
+"""The kind of an event by the class of its body; of two kinds with one class, the earlier one."""
 
 
 def decide(state: State, command: Command, now_ms: int) -> Decision:
@@ -71,7 +71,7 @@ def decide(state: State, command: Command, now_ms: int) -> Decision:
 
 
 def _event(body: Any, now_ms: int) -> ev.Event:
-    event = body if isinstance(body, ev.Event) else ev.Event(**{KINDS[type(body)]: body})
+    event = body if isinstance(body, ev.Event) else ev.Event(**{KIND_OF_BODY[type(body)]: body})
     event.time_ms = now_ms
     return event
 

@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 from ...journal.datasets import MAX_POSITION, SHARES
 from ...journal.proto import events_pb2 as ev
 from ..errors import AlreadyExists, FailedPrecondition, InvalidArgument
-from .base import Command, Decide, Decision, EventKind, Events
+from .base import Command, Decision, EventKind
 from .jobs import ordered_job, readers_of
 from .state import DecidedChange, Job, State
 
@@ -70,8 +70,7 @@ def _change_schedule(state: State, command: ChangeSchedule) -> Decision:
                 + (f", {other.reason!r}" if other.reason else "")
                 + ": give another step"
             )
-    changed = ev.ScheduleChanged(job_id=job.job_id, change=change)
-    return Decision([ev.Event(schedule_changed=changed)], change.place)
+    return Decision([ev.ScheduleChanged(job_id=job.job_id, change=change)], change.place)
 
 
 def _schedule_changed(state: State, event: ev.ScheduleChanged) -> None:
@@ -92,7 +91,5 @@ def change_message(change: DecidedChange) -> ev.ScheduleChange:
     return ev.ScheduleChange(**fields)
 
 
-DECIDE: Decide = {ChangeSchedule: _change_schedule}
-EVENTS: Events = {
-    "schedule_changed": EventKind(_schedule_changed, answer=lambda body: body.change.place)
-}
+DECIDE = {ChangeSchedule: _change_schedule}
+EVENTS = {"schedule_changed": EventKind(_schedule_changed, answer=lambda body: body.change.place)}

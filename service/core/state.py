@@ -56,14 +56,13 @@ class Struct(msgspec.Struct, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, message: Message, **others: Any) -> Self:
-        """With the message's fields of the same names, and `others`."""
+        """Make one of the message's fields of the same names, and of `others`."""
         return cls(**same_fields(cls, message) | others)
 
 
 def same_fields(kind: type[msgspec.Struct], message: Message) -> dict[str, Any]:
-    """The message's fields that the struct has, by name: for what is repeated a list, for what is
-    optional and not given None."""
-
+    """The message's fields that the struct has, by name. A repeated field is a list, and an
+    optional one that is not set is None."""
     found = {}
     for name, is_repeated, is_optional in _fields_of_both(kind, message.DESCRIPTOR):
         is_given = not is_optional or message.HasField(name)
@@ -82,6 +81,7 @@ def _fields_of_both(
     kind: type[msgspec.Struct], message: Descriptor
 ) -> list[tuple[str, bool, bool]]:
     fields = [field for field in message.fields if field.name in kind.__struct_fields__]
+    # Of a repeated field, the default is an empty list.
     return [(field.name, field.default_value == [], field.has_presence) for field in fields]
 
 
