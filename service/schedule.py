@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -228,27 +228,37 @@ class EpochSteps:
         return self.before(epoch) + (min(steps, self.of_epoch(epoch)) if self._total else steps)
 
 
-def described(change: Any, steps: EpochSteps, names: Sequence[str]) -> dict[str, Any]:
-    """A change that was decided, for people; in steps as before it, with the sources' names."""
-    first, stop = map(steps.step_of, (change.place, change.place + change.skipped))
-    what: dict[str, Any] = {"skipped_steps": stop - first}
-    if change.shares:
-        what = {"weights": weights_of(names, change.shares)}
-    said = {"reason": change.reason or None, "who": change.who or None}
-    return {"from_step": first, **what, **said, "changed_ms": change.time_ms}
+def decisions(
+    job: Any,
+    sources: Sequence[ev.MixtureSource],
+    steps: Callable[[int], EpochSteps],
+    last: int | None = None,
+) -> Iterator[dict[str, Any]]:
+    """What was decided for a job, for people: the first weights of a mixture, the fork that it
+    began with, and its changes, or the `last` ones.
+
+    `steps(n)` are the steps by its first n changes. A change is described in steps as they were
+    before it, and a fork in steps as they are now.
+    """
+    names = [source.name for source in sources]
+    if sources:
+        nobody = {"reason": None, "who": None, "changed_ms": None}
+        yield {"from_step": 0, "weights": _weights(names, [s.share for s in sources]), **nobody}
+    if (fork := job.fork) is not None:
+        at = None if fork.place == MAX_POSITION else steps(len(job.changes)).step_of(fork.place)
+        yield {"from_step": at, "fork_of": fork.origin, **_decided(fork)}
+    for number, change in [*enumerate(job.changes)][-(last or len(job.changes)) :]:
+        first, stop = map(steps(number).step_of, (change.place, change.place + change.skipped))
+        what: dict[str, Any] = {"skipped_steps": stop - first}
+        if change.shares:
+            what = {"weights": _weights(names, change.shares)}
+        yield {"from_step": first, **what, **_decided(change)}
 
 
-def described_fork(fork: Any, steps: EpochSteps) -> dict[str, Any]:
-    """The same of the fork that a job began with; in steps as of now."""
-    said = {"reason": fork.reason or None, "who": fork.who or None}
-    return {
-        "from_step": None if fork.place == MAX_POSITION else steps.step_of(fork.place),
-        "fork_of": fork.origin,
-        **said,
-        "changed_ms": fork.time_ms,
-    }
+def _decided(it: Any) -> dict[str, Any]:
+    return {"reason": it.reason or None, "who": it.who or None, "changed_ms": it.time_ms}
 
 
-def weights_of(names: Iterable[str], shares: Sequence[int]) -> dict[str, float]:
+def _weights(names: Iterable[str], shares: Sequence[int]) -> dict[str, float]:
     """By source; they add up to 1."""
     return {name: round(s / sum(shares), 6) for name, s in zip(names, shares, strict=True)}

@@ -82,7 +82,9 @@ class OrderedAnswers:
     def overview(self) -> dict[str, Any]:
         from msgspec.structs import asdict as fields
 
-        known = self.known
+        from ..schedule import decisions
+
+        known, sources = self.known, self._history.dataset.outline.mixture.sources
         count = int((known.lengths >= 0).sum())
         learned = self._history.learned.get(self._order.bundle_splits, [])
         return {
@@ -103,26 +105,10 @@ class OrderedAnswers:
                 }
                 for steps, stays in zip(self._groups, self._stays, strict=True)
             ],
-            "changes": self._changes(),
+            "changes": [*decisions(self.job, sources, self._steps)],
             "skipped": [skip(each) for each in self._history.skipped],
             **self._verdict(),
         }  # fmt: skip
-
-    def _changes(self) -> list[dict[str, Any]]:
-        """The weights of a mixture at the beginning, and what was decided; in steps of the group
-        that joined last."""
-        from ..schedule import described, described_fork, weights_of
-
-        found: list[dict[str, Any]] = []
-        sources, job = self._history.dataset.outline.mixture.sources, self._history.job
-        names = [source.name for source in sources]
-        if sources:
-            found = [{"from_step": 0, "weights": weights_of(names, [s.share for s in sources])}]
-
-        if job.fork is not None:
-            found.append(described_fork(job.fork, self._steps(len(job.changes))))
-        found += [described(change, self._steps(n), names) for n, change in enumerate(job.changes)]
-        return found
 
     def _verdict(self) -> dict[str, str]:
         from ..core.checksums import describe_mismatches

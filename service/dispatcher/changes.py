@@ -111,7 +111,7 @@ class ScheduleChanges:
         change.place = steps.place_of(first)
         if stop:
             change.skipped = steps.place_of(stop) - change.place
-            self.schedules.require_new(job, change, first, stop)
+            self.schedules.require_not_repeated(job, change, first, stop)
             self.schedules.require_known(job, change)
         else:
             change.shares.extend(self.schedules.shares(job, request, change.place))

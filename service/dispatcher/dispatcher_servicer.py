@@ -732,13 +732,13 @@ class DispatcherServicer:
     async def get_schedule(self, request: pb.GetScheduleRequest) -> pb.GetScheduleResponse:
         schedules = self._dispatcher.changes.schedules
         job = schedules.find(request.job)
-        schedules.steps(job)  # it was read
+        schedules.steps(job)  # raises FailedPrecondition if the job was never read
         assert job.order is not None
         return pb.GetScheduleResponse(
             dataset_id=job.dataset_id,
             order=order_message(job.order),
             step=job.step,
-            drops_remainder=job.drops_remainder,
+            drops_remainder=schedules.drops_remainder(job),
         )
 
     async def change_schedule(self, request: pb.ChangeScheduleRequest) -> pb.ChangeScheduleResponse:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 from ...journal.datasets import MAX_POSITION, SHARES
@@ -15,7 +15,7 @@ from ..core.state import Consumer, Job, State
 from ..errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
 from ..picks import shares
 from ..proto import forebay_pb2 as pb
-from ..schedule import EpochSteps, Schedule, described, described_fork, weights_of
+from ..schedule import EpochSteps, Schedule, decisions
 
 SHOWN = 5
 """The last changes of a job that the status has. The audit has all."""
@@ -36,20 +36,13 @@ class JobSchedules:
         """Of each job with a name that was read and has any: the first weights, the fork that it
         began with, and the last changes, in steps of the group that joined last."""
         return [
-            {"job_id": job.job_id, "changes": [*self._described(job)]}
+            {
+                "job_id": job.job_id,
+                "changes": [*decisions(job, self._sources(job), partial(self.steps, job), SHOWN)],
+            }
             for job in self._state.jobs.values()
             if job.name and job.step and (job.changes or job.fork or self._sources(job))
         ]
-
-    def _described(self, job: Job) -> Iterator[dict[str, Any]]:
-        if sources := self._sources(job):
-            first = weights_of(self._names(job), [source.share for source in sources])
-            said = {"reason": None, "who": None, "changed_ms": None}
-            yield {"from_step": 0, "weights": first, **said}
-        if job.fork is not None:
-            yield described_fork(job.fork, self.steps(job))
-        for number, change in [*enumerate(job.changes)][-SHOWN:]:
-            yield described(change, self.steps(job, number), self._names(job))
 
     def replay(self, name: str, who: str) -> ev.Fork:
         """A fork with the whole schedule of the job. Raises NotFound, FailedPrecondition."""
@@ -73,9 +66,6 @@ class JobSchedules:
             raise NotFound(f"job {job.job_id} is not known: it was removed")
         return self._state.datasets[job.dataset_id].outline.mixture.sources
 
-    def _names(self, job: Job) -> list[str]:
-        return [source.name for source in self._sources(job)]
-
     def _schedule(self, job: Job, changes: int | None = None) -> Schedule:
         """With all changes, or so many."""
         shares_of = tuple(source.share for source in self._sources(job)) or (SHARES,)
@@ -92,9 +82,14 @@ class JobSchedules:
                 f"job {job.user_name} was never read, so its global batch is not known: start its "
                 "trainers once"
             )
-        readers = (reader.member for reader in self.readers(job))  # of an earlier version's state
-        drops = job.drops_remainder or any(m is not None and m.drop_remainder for m in readers)
-        return EpochSteps(self._schedule(job, changes), job.step, self._total(job)[1], drops)
+        drops, total = self.drops_remainder(job), self._total(job)[1]
+        return EpochSteps(self._schedule(job, changes), job.step, total, drops)
+
+    def drops_remainder(self, job: Job) -> bool:
+        """Whether the group that joined last reads whole steps only. An earlier version's state
+        says so of the members alone."""
+        members = (reader.member for reader in self.readers(job))
+        return job.drops_remainder or any(m is not None and m.drop_remainder for m in members)
 
     def _total(self, job: Job) -> tuple[int, int | None]:
         """How many elements an epoch is known to have, and has if that is known."""
@@ -115,7 +110,7 @@ class JobSchedules:
 
     def shares(self, job: Job, request: pb.ChangeScheduleRequest, place: int) -> tuple[int, ...]:
         """Those that the weights make, beside those that the other sources have at this place."""
-        names = self._names(job)
+        names = [source.name for source in self._sources(job)]
         weights = {each.source: each.weight for each in request.weights}
         if not names:
             raise InvalidArgument(
@@ -132,7 +127,9 @@ class JobSchedules:
             [weights.get(name, share / SHARES) for name, share in zip(names, now, strict=True)]
         )
 
-    def require_new(self, job: Job, skip: ev.ScheduleChange, first: int, stop: int) -> None:
+    def require_not_repeated(
+        self, job: Job, skip: ev.ScheduleChange, first: int, stop: int
+    ) -> None:
         """Raises AlreadyExists if the last change was the same skip: somebody repeats himself."""
         if not job.changes or not (last := job.changes[-1]).skipped or last.reason != skip.reason:
             return

@@ -11,7 +11,7 @@ import pytest
 from forebay.journal.datasets import SHARES
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
-from forebay.service.core.state import State
+from forebay.service.core.state import GroupMember, State
 from forebay.service.dispatcher.changes import ScheduleChanges
 from forebay.service.errors import FailedPrecondition, InvalidArgument, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
@@ -271,16 +271,17 @@ def test_the_status_has_jobs_by_name_also_while_one_is_replayed() -> None:
         )
     )  # fmt: skip
     assert [job["job_id"] for job in schedules.status()] == [origin["job_id"]]
+    reader, *_ = schedules.readers(job := schedules.find("mixed"))
+    reader.member = GroupMember(0, 2, 0, 4, drop_remainder=True)
+    assert schedules.drops_remainder(job) > job.drops_remainder, "of an earlier version's state"
 
 
 def test_the_status_has_the_first_weights_the_fork_and_the_last_changes() -> None:
-    """The fork begins with the step that was asked for, also behind one that is left out."""
     group = Group(joined=1)
     group.decider.cluster.leave(group.there[0].consumer_id)
     for step in range(20, 24):
         group.change(from_step=step)
     request = pb.ChangeScheduleRequest(job="mixed", from_step=30, fork="b")
     asyncio.run(group.changes.change(request, None, ""))
-    last = [3, *range(20, 24)]
     for job, first in zip(group.changes.schedules.status(), ([0], [0, 30]), strict=True):
-        assert [each["from_step"] for each in job["changes"]] == first + last
+        assert [each["from_step"] for each in job["changes"]] == [*first, 3, *range(20, 24)]
