@@ -3,11 +3,15 @@ consumer was given it.
 
 A *step* is one batch of each consumer of a group. Steps are numbered as `start_step` counts them:
 over all epochs, as if the group had read the whole training. A group that starts between two of
-these steps has batches of its own in its first epoch. They have the numbers that end with it.
+these steps has batches of its own in its first epoch. Their step numbers count back from the end of
+that epoch.
 
-A consumer reports now and then up to which position its trainer was given everything. It reads one
+A consumer reports now and then up to which place its trainer was given everything. It reads one
 epoch, or the rest of one. So what is behind its last report and in that epoch may have been given,
 unless it left in order: then its last report is exact.
+
+A *place* is what saved states, reports and `start_position` have (service/schedule.py). A position
+counts within an epoch, or through all of a mixture, and leaves out what is skipped.
 """
 
 from __future__ import annotations
@@ -29,7 +33,8 @@ from .schedule import EpochSteps, Schedule
 NAMED = 5
 """How many bundles an error names."""
 
-Said = Literal["given", "not yet", "not known"]
+Status = Literal["given", "not yet", "not known"]
+"""Whether a consumer was given something."""
 
 
 class _KnownSource:
@@ -116,13 +121,13 @@ class KnownOrder:
         """How many positions the epochs before this one have."""
         return self.schedule.position_of(epoch * (self.total or 0))
 
-    def place(self, position: int) -> tuple[int, int]:
-        """The epoch of what a state has as its position, and the position there."""
-        epoch = position // self.total if self.total else 0
-        return epoch, self.schedule.position_of(position) - self.before(epoch)
+    def position_of(self, place: int) -> tuple[int, int]:
+        """The epoch of a place, and its position there."""
+        epoch = place // self.total if self.total else 0
+        return epoch, self.schedule.position_of(place) - self.before(epoch)
 
-    def saved(self, epoch: int, position: int) -> int:
-        """The other way round."""
+    def place_of(self, epoch: int, position: int) -> int:
+        """The place of a position of an epoch."""
         return self.schedule.place_of(self.before(epoch) + position)
 
     def elements(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
@@ -201,7 +206,7 @@ class GroupSteps:
         """As OrderedRead.begin does: while the total is not known, it is in the first epoch."""
         group, total = self.group, self.known.total
         if not group.HasField("start_step"):
-            epoch, start = (0, 0) if total == 0 else self.known.place(group.start_position)
+            epoch, start = (0, 0) if total == 0 else self.known.position_of(group.start_position)
         else:
             epoch, start = self._all.find(group.start_step) if self._has_steps() else (0, 0)
         if start and total is not None and self._end(epoch, start) <= start:
@@ -245,12 +250,12 @@ class GroupSteps:
         epoch, start = self._all.find(step)
         return epoch, start, min(start + self.size, self._end(epoch, 0))
 
-    def said(self, step: int, position: int | None, is_exact: bool) -> Said:
-        """Whether a consumer of the group was given its batch of this step, if it has reported this
-        `position` of the training last; None: nothing. `is_exact`: it left in order there."""
+    def status(self, step: int, reported: int | None, is_exact: bool) -> Status:
+        """Whether a consumer of the group was given its batch of this step. `reported`: the place
+        that it has reported last; None: none. `is_exact`: it left in order there."""
         epoch, start, stop = self.span(step)
         begin = self.epoch, self.start
-        reached = begin if position is None else max(begin, self.known.place(position))
+        reached = begin if reported is None else max(begin, self.known.position_of(reported))
         if (epoch, stop) <= reached:
             return "given"
         end = reached if is_exact else (self.epoch + 1, 0)

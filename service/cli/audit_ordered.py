@@ -137,7 +137,7 @@ class OrderedAnswers:
         """A position in the training, as states have it, and in its epoch; None while an epoch's
         size is not known. `known` is the order as a group knows it."""
         known = known or self.known
-        position = None if epoch and known.total is None else known.saved(epoch, offset)
+        position = None if epoch and known.total is None else known.place_of(epoch, offset)
         where = {} if known.is_mixture else {"epoch": epoch}
         return {"position": position, **where, "offset": offset}
 
@@ -153,7 +153,7 @@ class OrderedAnswers:
         """Whether this consumer of the group was given its batch of the step."""
         stays = self._stays[self._groups.index(steps)]
         mine = [stay for stay in stays if stay.member.index == index]
-        said = [steps.said(step, stay.position, stay.is_exact) for stay in mine]
+        said = [steps.status(step, stay.position, stay.is_exact) for stay in mine]
         if GIVEN in said:
             return _Told(GIVEN)
         if NOT_KNOWN in said:
