@@ -539,20 +539,7 @@ class DispatcherServicer:
     async def worker_heartbeat(
         self, request: pb.WorkerHeartbeatRequest
     ) -> pb.WorkerHeartbeatResponse:
-        dispatcher = self._dispatcher
-        if not any(server.protocol in SERVED for server in request.transfer_servers):
-            raise InvalidArgument(
-                f"the worker {request.address} serves no elements to other processes: let it have "
-                f"a transfer server, of {', '.join(SERVED)}"
-            )
-        registration = _command(c.RegisterWorker, request)
-        if self._permissions is not None:
-            grants, holder = self._permissions.of_worker(request.address)
-            registration = replace(registration, grants=grants, holder=holder)
-            require_own(dispatcher.state, registration)  # before anything that it says is kept
-            self._leave_out_others(request, grants)
-            if grants not in self._data_keys:  # before anybody hears of its tasks
-                self._data_keys[grants] = SigningKeys()
+        dispatcher, registration = self._dispatcher, self._registration(request)
         dispatcher.user_metrics.told(request.known, request.metrics)
         dispatcher.loads.worker_told(request.address, request.uid, request)
         dispatcher.job_reports.worker_told(request.address, request.uid, request)
@@ -590,6 +577,23 @@ class DispatcherServicer:
                 await self._check_bundles(checked)
             await dispatcher.settled()  # within the poll, which may break meanwhile
         return response
+
+    def _registration(self, request: pb.WorkerHeartbeatRequest) -> c.RegisterWorker:
+        """Of the worker, as far as it may. Raises InvalidArgument, PermissionDenied."""
+        if not any(server.protocol in SERVED for server in request.transfer_servers):
+            raise InvalidArgument(
+                f"the worker {request.address} serves no elements to other processes: let it have "
+                f"a transfer server, of {', '.join(SERVED)}"
+            )
+        registration = _command(c.RegisterWorker, request)
+        if self._permissions is not None:
+            grants, holder = self._permissions.of_worker(request.address)
+            registration = replace(registration, grants=grants, holder=holder)
+            require_own(self._dispatcher.state, registration)  # before anything it says is kept
+            self._leave_out_others(request, grants)
+            if grants not in self._data_keys:  # before anybody hears of its tasks
+                self._data_keys[grants] = SigningKeys()
+        return registration
 
     def _leave_out_others(self, request: pb.WorkerHeartbeatRequest, grants: Grants) -> None:
         """Drop from a heartbeat what it says of jobs that its worker may not run, and of tasks that
