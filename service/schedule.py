@@ -196,8 +196,8 @@ class EpochSteps:
             if not step:
                 return 0, 0
             raise InvalidArgument(
-                f"start_step={step} of a dataset whose epochs have no whole step: they have "
-                f"{self._total} elements, and a step takes {self._size}"
+                f"there is no step {step}: epochs of {self._total} elements have no whole step of "
+                f"{self._size}; give a smaller batch_size, or drop_remainder=False"
             )
         gone = sum(-(-(stop - start) // self._total) + 1 for start, stop in self._schedule.left_out)
         epochs = range(step // regular + gone + 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -73,25 +74,16 @@ def compared(mine: OrderedAnswers, theirs: OrderedAnswers) -> dict[str, Any]:
 
 def _schedules(mine: OrderedAnswers, theirs: OrderedAnswers) -> Iterator[dict[str, Any]]:
     """The first position at which the changes of the two jobs give them different elements."""
-    a, b = mine.known.schedule, theirs.known.schedule
-    place = a.first_difference(b)
+    both = mine, theirs
+    place = mine.known.schedule.first_difference(theirs.known.schedule)
     if place is None:
         return
-    position = a.position_of(place)
-    if mine.known.is_mixture:  # weights: how many picks are the same all the same
-        try:
-            elements = [x.known.elements(0, position, position + COMPARED) for x in (mine, theirs)]
-        except InvalidArgument:  # lengths are not known
-            elements = []
-        for at, (one, another) in enumerate(zip(*map(_rows, elements), strict=True)):
-            if one != another:
-                position += at
-                break
-    yield {"what": "what was decided", **_at((mine, theirs), (position, position))}
-
-
-def _rows(elements: Any) -> Iterator[tuple[int, int]]:
-    return zip(*(column.tolist() for column in elements), strict=True)
+    position = mine.known.schedule.position_of(place)
+    if mine.known.is_mixture:  # other weights may pick the same sources for a while
+        with contextlib.suppress(InvalidArgument):  # lengths are not known
+            (a, i), (b, j) = (x.known.elements(0, position, position + COMPARED) for x in both)
+            position += int(((a != b) | (i != j)).argmax())  # 0 if none of them differs
+    yield {"what": "what was decided", **_at(both, (position, position))}
 
 
 def _checksums(mine: OrderedAnswers, theirs: OrderedAnswers) -> Iterator[dict[str, Any]]:

@@ -182,7 +182,7 @@ class TestRefused:
         how: dict[str, Any] = {"batch_size": 4, "drop_remainder": True}
         got = read(cluster.target, service.register_dataset(cluster.target, dataset), **how)
         assert (got.elements, got.state["position"]) == ([], 3)
-        assert "no whole step" in str(refused(cluster, dataset, start_step=1, **how))
+        assert "no whole step of " in str(refused(cluster, dataset, start_step=1, **how))
 
     def test_a_state_of_other_epochs_or_too_late(self, cluster: Cluster, small: str) -> None:
         state = opened_state(read(cluster.target, small, steps=3, **ORDER).state)
