@@ -57,7 +57,7 @@ def shares(weights: Sequence[float]) -> tuple[int, ...]:
     return tuple(found)
 
 
-class _Fork(NamedTuple):
+class _Division(NamedTuple):
     """How a node's picks go to two children: `first` has `share` of `whole`."""
 
     first: _Node
@@ -66,7 +66,7 @@ class _Fork(NamedTuple):
     whole: int
 
 
-_Node = _Fork | int  # a leaf is the number of its source
+_Node = _Division | int  # a leaf is the number of its source
 
 
 def _tree(found: Sequence[int]) -> _Node:
@@ -76,7 +76,7 @@ def _tree(found: Sequence[int]) -> _Node:
     ]
     while len(heap) > 1:
         (light, _, second), (heavy, _, first) = heapq.heappop(heap), heapq.heappop(heap)
-        node = _Fork(first, second, heavy, light + heavy)
+        node = _Division(first, second, heavy, light + heavy)
         heapq.heappush(heap, (light + heavy, next(ties), node))
     return heap[0][2]
 
@@ -100,7 +100,7 @@ class _Step:
         return base, (rest + k * self.by) // self.times
 
 
-def _steps(node: _Fork) -> tuple[_Step, _Step]:
+def _steps(node: _Division) -> tuple[_Step, _Step]:
     """Of the first and the second child. The first has floor(m * share / whole + 1/2), and the
     second has m less that, which is a floor as well."""
     by, rest = 2 * node.whole, node.whole - node.share
