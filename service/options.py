@@ -44,7 +44,7 @@ class Declared(NamedTuple):
     name: str
     type: type
     default: Any  # dataclasses.MISSING: it is required
-    most: float
+    most: float  # by default a sensible maximum for the unit
     help: str
     least: float | None = None
     off: float | None = None

@@ -329,7 +329,7 @@ def _forward_log(process: ChildProcess) -> None:
     assert process.stderr is not None
     with process.stderr:
         for line in process.stderr:
-            sys.stderr.write(line)  # as it is by then
+            sys.stderr.write(line)  # looked up for each line: a program may replace it
 
 
 class WorkerConfig(_Config):

@@ -107,6 +107,7 @@ TF_CONFIG_TYPES = {"chief": "chief", "master": "chief"} | {kind: kind for kind i
 """A chief's older name is master."""
 
 POOLS = {f"workerpool{number}": kind for number, kind in enumerate(_KINDS)}
+"""Vertex AI's pools, which it numbers in this order."""
 
 
 def context_of(

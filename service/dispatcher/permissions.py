@@ -212,7 +212,7 @@ class Permissions:
         joins = isinstance(request, pb.JoinIterationRequest)
         subject = _joined(request, state) if joins else _job(request)
         grants = self._require(caller, "join it", (TRAINER,), subject)
-        self._require_room(caller, grants, numbered, request, state)
+        self._require_room(f"{caller} may not join it", grants, numbered, request, state)
 
     def check_fork(
         self, numbered: Numbered, request: pb.ChangeScheduleRequest, state: State
@@ -223,14 +223,14 @@ class Permissions:
         created = pb.GetOrCreateJobRequest(dataset_id=origin.dataset_id, job_name=request.fork)
         caller, roles = current_caller(self._admission), (SCHEDULER,)
         grants = self._require(caller, "fork it", roles, Subject(origin.dataset_id, request.fork))
-        self._require_room(caller, grants, numbered, created, state)
+        self._require_room(f"{caller} may not fork it", grants, numbered, created, state)
 
     def _require_room(
-        self, caller: Identity, grants: list[Grant], numbered: Numbered, request: Any, state: State
+        self, refusal: str, grants: list[Grant], numbered: Numbered, request: Any, state: State
     ) -> None:
         excesses = [excess_of_jobs(grant, numbered, request, state) for grant in grants]
         if all(excesses):
-            raise ResourceExhausted(f"{caller} may not join it: {excesses[0]}")
+            raise ResourceExhausted(f"{refusal}: {excesses[0]}")
 
     def check_datasets(self, dataset_id: str, state: State) -> None:
         """Check whether the caller may have one dataset more. Raises ResourceExhausted."""
