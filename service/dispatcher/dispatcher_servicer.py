@@ -358,7 +358,7 @@ class DispatcherServicer:
         if request.schedule_of:
             if self._permissions is not None:
                 of = pb.GetScheduleRequest(job=request.schedule_of)
-                self._permissions.check("GetSchedule", of, self._dispatcher.state)
+                self._permissions.check_replay(of, self._dispatcher.state)
             fork = self._dispatcher.changes.schedules.replay(request.schedule_of, self._who())
         target_workers = request.target_workers or TARGET_WORKERS_AUTO
         name = "" if fork else request.job_name

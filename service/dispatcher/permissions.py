@@ -232,6 +232,11 @@ class Permissions:
         if all(excesses):
             raise ResourceExhausted(f"{refusal}: {excesses[0]}")
 
+    def check_replay(self, request: pb.GetScheduleRequest, state: State) -> None:
+        """Check whether the caller may read what the job reads. Raises PermissionDenied."""
+        caller = current_caller(self._admission)
+        self._require(caller, "replay it", (TRAINER,), _of_schedule(request, state))
+
     def check_datasets(self, dataset_id: str, state: State) -> None:
         """Check whether the caller may have one dataset more. Raises ResourceExhausted."""
         caller = current_caller(self._admission)

@@ -80,7 +80,11 @@ to = ["team-b*"]
 roles = ["trainer", "python"]
 datasets = ["b/*", "common"]
 [[grant]]
-to = ["steers-a"]
+to = ["steers-a-reads-b"]
+roles = ["trainer"]
+datasets = ["b/*"]
+[[grant]]
+to = ["steers-a*"]
 roles = ["scheduler"]
 jobs = ["a-*"]
 """
@@ -257,6 +261,10 @@ def test_who_steers_some_jobs_steers_no_others_and_is_on_record(
             line = [*service.read(target, "own/steered", ordered=True)]
             assert service.batch_of(target, "a-steered", 10).tolist() == [line[20]]
             assert service.batch_of(target, "a-fork", 10).tolist() == [line[10]]
+        with using(authority.issue("steers-a-reads-b")), DispatcherClient(target) as client:
+            replay = pb.GetOrCreateJobRequest(dataset_id="b/1", schedule_of="a-steered")
+            with pytest.raises(PermissionDenied, match=r"may not replay it: .* job 'a-steered'"):
+                client.call(pb.JoinIterationRequest(job=replay), pb.JoinIterationResponse)
         with using(authority.issue("team-b-7")), pytest.raises(PermissionDenied, match="own/steer"):
             service.batch_of(target, "a-steered", 10)
         with using(authority.issue("viewer")), DispatcherClient(target) as client:
