@@ -88,9 +88,12 @@ class ScheduleChanges:
         """Raises InvalidArgument, NotFound, FailedPrecondition, AlreadyExists, Unavailable."""
         job = self.schedules.find(request.job)
         if numbered is not None and (answer := self._decider.state.answers.get(numbered[0])):
-            known = ev.Event.FromString(answer.event)
-            if answer.number == numbered[1] and known.HasField("schedule_changed"):
+            known, is_again = ev.Event.FromString(answer.event), answer.number == numbered[1]
+            if is_again and known.HasField("schedule_changed"):
                 return self._response(job, known.schedule_changed.change.place)
+            if is_again and known.HasField("job_forked"):
+                place = known.job_forked.fork.place
+                return pb.ChangeScheduleResponse(step=request.from_step, place=place)
         steps = self.schedules.steps(job)
         if len(request.reason) > MAX_REASON:
             raise InvalidArgument(
@@ -126,11 +129,13 @@ class ScheduleChanges:
     async def _fork(
         self, job: Job, place: int, request: pb.ChangeScheduleRequest, numbered: Numbered, who: str
     ) -> pb.ChangeScheduleResponse:
+        if request.fork.startswith("dataset_id=/"):
+            raise InvalidArgument(f"fork={request.fork!r} is a whole name: give another name")
         fork = ev.Fork(origin=job.job_id, place=place, reason=request.reason, who=who)
         command = c.GetOrCreateJob(
             request=numbered,
             dataset_id=job.dataset_id,
-            name=f"dataset_id=/{job.dataset_id}/{request.fork}",
+            name=job.name.removesuffix(job.user_name) + request.fork,  # as trainers of `job` say it
             sharding=job.sharding,
             fork=fork,
         )

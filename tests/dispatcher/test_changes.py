@@ -13,7 +13,7 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
 from forebay.service.core.state import GroupMember, State
 from forebay.service.dispatcher.changes import ScheduleChanges
-from forebay.service.errors import FailedPrecondition, InvalidArgument, Unavailable
+from forebay.service.errors import AlreadyExists, FailedPrecondition, InvalidArgument, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 
 from ..core.make_fold import Cluster, mixed
@@ -285,3 +285,18 @@ def test_the_status_has_the_first_weights_the_fork_and_the_last_changes() -> Non
     asyncio.run(group.changes.change(request, None, ""))
     for job, first in zip(group.changes.schedules.status(), ([0], [0, 30]), strict=True):
         assert [each["from_step"] for each in job["changes"]] == [*first, 3, *range(20, 24)]
+
+
+def test_a_fork_that_is_asked_for_again_parts_where_it_did() -> None:
+    group = Group()
+    for consumer in group.there:
+        group.decider.cluster.leave(consumer.consumer_id)
+    fork = pb.ChangeScheduleRequest(job="mixed", fork="other", from_step=10)
+    first = asyncio.run(group.changes.change(fork, ("caller", 1), ""))
+    assert group.changes.schedules.find("other").name == "other", "named as its origin is"
+    group.change(from_step=1, stop=2)
+    assert asyncio.run(group.changes.change(fork, ("caller", 1), "")) == first
+    for name in ("other", "dataset_id=/plain/other"):
+        with pytest.raises((AlreadyExists, InvalidArgument), match="give another name"):
+            fork.fork = name
+            asyncio.run(group.changes.change(fork, ("caller", 2), ""))
