@@ -107,7 +107,9 @@ class ScheduleChanges:
                 "one behind it to skip what is before that"
             )
         if request.fork:
-            return await self._fork(job, steps.behind(first), request, numbered, who)
+            change.place = steps.behind(first)
+            self.schedules.require_known(job, change)
+            return await self._fork(job, change.place, request, numbered, who)
         if not request.stop and not request.HasField("from_step"):
             await self._earliest(job, request, change, numbered)
             return self._response(job, change.place)

@@ -99,13 +99,13 @@ class JobSchedules:
         return known, known if has_end else None
 
     def require_known(self, job: Job, skip: ev.ScheduleChange) -> None:
-        """Raises FailedPrecondition if an epoch may end before the skip does, or in it."""
+        """Raises FailedPrecondition if an epoch may end before the skip or the fork, or in it."""
         known, total = self._total(job)
         if total is None and not self._sources(job) and skip.place + skip.skipped > known:
             raise FailedPrecondition(
                 f"an epoch of job {job.user_name} is known to have {known} elements, until more "
-                "was read, and may end before the steps that are to be skipped do: read up to "
-                "there first, or give a smaller stop"
+                f"was read, and may end before position {skip.place + skip.skipped}: read up to "
+                "there or replay that step first, which counts them, or give an earlier one"
             )
 
     def shares(self, job: Job, request: pb.ChangeScheduleRequest, place: int) -> tuple[int, ...]:

@@ -418,6 +418,12 @@ class TestForks:
             got = read(cluster.target, numbers, 2, start_step=steps, job_name=name, **how)
             skips = at_step > steps + 1
             assert got.numbers == (epochs[1][:STEP] + epochs[1][3 * STEP :] if skips else epochs[1])
+        fresh = service.register_dataset(cluster.target, lambda n: [n] * (n % 3), splits=range(500))
+        read(cluster.target, fresh, steps=1, batch_size=2, job_name="fresh", seed=1)
+        with pytest.raises(FailedPrecondition, match=r"may end before position 800: .* replay"):
+            service.fork_job(cluster.target, "fresh", "wrong", at_step=400)
+        service.batch_of(cluster.target, "fresh", 400)
+        assert service.fork_job(cluster.target, "fresh", "right", at_step=400) == 799
         for step, batch in (
             (0, epochs[0][:STEP]),
             (steps - 1, epochs[0][(steps - 1) * STEP :]),
