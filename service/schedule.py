@@ -25,6 +25,8 @@ from .errors import InvalidArgument
 from .order import Ints
 from .picks import Picks
 
+FAR = 1 << 16
+
 
 class _Stretch(NamedTuple):
     """The sources have certain shares from a place on the line on."""
@@ -129,7 +131,9 @@ class Schedule:
         return counts[source] + picks.count_before(place - first, source)
 
     def sources_of(self, places: Ints) -> Ints:
-        """By place on the line, the number of its source."""
+        """By place on the line, ascending, the number of its source."""
+        if len(cuts := np.flatnonzero(np.diff(places) > FAR) + 1):  # all in between is looked at
+            return np.concatenate([self.sources_of(each) for each in np.split(places, cuts)])
         found = np.zeros_like(places)
         first, stop = int(places.min()), int(places.max()) + 1
         for source in range(1, len(self._stretches[0].shares)):

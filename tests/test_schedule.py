@@ -99,6 +99,13 @@ def test_far_away_places_and_positions_are_inverse(
     assert schedule.position_of(schedule.place_of(position)) == position
 
 
+def test_what_is_left_out_between_elements_costs_nothing() -> None:
+    schedule = Schedule(shares([1, 3]), [ev.ScheduleChange(place=100, skipped=1 << 50)])
+    places = schedule.places_of(np.arange(90, 110))
+    apart = [int(schedule.sources_of(places[n : n + 1])[0]) for n in range(20)]
+    assert schedule.sources_of(places).tolist() == apart and places[-1] > 1 << 50
+
+
 def test_a_source_that_has_no_share_any_more_has_no_more_places() -> None:
     schedule = Schedule(shares([1, 1, 0]), [ev.ScheduleChange(place=10, shares=shares([1, 0, 1]))])
     assert len(schedule.places(1, 0, 100)) == 5
