@@ -306,10 +306,8 @@ def saved(cluster: Cluster) -> None:
     cluster.elect(1)
     definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=10)])
 
-    def start(path: str, is_gone: bool = False) -> int:
-        command = c.StartSave(
-            path=path, definition=definition, metadata=b"m", prepared=f"{path}.p", is_gone=is_gone
-        )
+    def start(path: str) -> int:
+        command = c.StartSave(path=path, definition=definition, metadata=b"m", prepared=f"{path}.p")
         return do(command).save_id
 
     def assign(worker_id: int) -> None:
@@ -363,7 +361,7 @@ def saved(cluster: Cluster) -> None:
     failed = start("/failed")
     assign(one)
     do(c.FailSave(save_id=failed, code="INTERNAL", message="why", stream=0, worker_uid=4))
-    again = start("/failed", is_gone=True)
+    again = start("/failed")
     assign(third)
     complete(again, 0, 3)
     start("/waiting")
