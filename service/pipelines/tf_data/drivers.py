@@ -182,7 +182,6 @@ class BundleDrivers:
     """A trace with its drivers, one for each concurrent bundle, whoever reads it. Thread-safe."""
 
     has_drivers = True
-    may_be_shared = True
 
     def __init__(self, trace: BundleTrace) -> None:
         self.trace = trace

@@ -70,12 +70,6 @@ class TracedGraph:
         self.most_at_once = max(1, min(sizes, default=ENDLESS))
         self.component_specs = output_specs(parsed.dataset)
         self.calls_functions = calls_functions(parsed)
-        self._is_stateful, self._calls_stateful = _states_of(parsed)
-        self._is_rewritten = all(
-            _rewrites(options_of(node.attr["serialized_options"].s))
-            for node in parsed.proto.node
-            if node.op == "OptionsDataset"
-        )
         # Set the options again: those from below an endless repeat don't pass its gate.
         options = options_of(walk.options if walk else b"")
         if options.deterministic is False:
@@ -117,15 +111,6 @@ class TracedGraph:
             feeds = [_Feed(shared[strand]) for strand in self._strands.values()]
             asked = [*feeds, *[_Gate(feed, own) for own in self._repeats]]
         return LoadedGraph(self._build, asked, self._per_element)
-
-    def may_be_shared(self, options: tf.data.Options) -> bool:
-        """Whether runs share nothing but the graph; `options` are added to its own.
-
-        A stateful function of the pipeline has separate state in each run as long as TensorFlow
-        rewrites the dataset, because rewriting copies the functions.
-        """
-        is_rewritten = self._is_rewritten and _rewrites(options)
-        return not self._is_stateful and (is_rewritten or not self._calls_stateful)
 
     def close(self) -> None:
         """Free TensorFlow's resources. Idempotent. No run may still use it."""
@@ -416,13 +401,20 @@ def _integers(
 _HARMLESS = {"Assert", "Case", "If", "PrintV2", "StatefulPartitionedCall", "While"}
 
 
-def _states_of(graph: Graph) -> tuple[bool, bool]:
-    """Whether a graph has state besides its datasets, which every run makes anew: in itself, or in
-    tables, which have names; and in functions, such as that of random numbers."""
-    nodes = [node.op for node in graph.proto.node if node is not graph.result]
+def runs_share_nothing(graph: Graph, options: tf.data.Options) -> bool:
+    """Whether runs of one trace share nothing but the graph, to whose options these are added.
+
+    A graph may have state besides its datasets, which every run makes anew: in itself, in tables,
+    which have names, or in functions, such as that of random numbers. A stateful function has
+    separate state in each run if TensorFlow rewrites the dataset, as that copies the functions.
+    """
     functions = [node.op for f in graph.proto.library.function for node in f.node_def]
-    in_graph = any(map(_has_state, nodes)) or not TABLES.isdisjoint(functions)
-    return in_graph, any(map(_has_state, functions))
+    nodes = [node for node in graph.proto.node if node is not graph.result]
+    if any(_has_state(node.op) for node in nodes) or not TABLES.isdisjoint(functions):
+        return False
+    given = [n.attr["serialized_options"].s for n in nodes if n.op == "OptionsDataset"]
+    is_rewritten = all(map(_rewrites, [options, *map(options_of, given)]))
+    return is_rewritten or not any(map(_has_state, functions))
 
 
 def _rewrites(options: tf.data.Options) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import threading
 import weakref
@@ -19,9 +20,10 @@ from ...errors import PipelineError
 from ..splits import SplitFeed, SplitRange, require_bundle
 from .bundles import BundleGraph
 from .drivers import UNWIND_S, BundleDrivers, DrivenBundle, LongRun, pipeline_error
-from .element_specs import component_specs
-from .feeds import TracedGraph
-from .imports import graph_of
+from .element_specs import component_specs, options_for
+from .feeds import TracedGraph, runs_share_nothing
+from .graphs import Graph
+from .imports import graph_of, output_specs
 from .op_libraries import explained
 from .run import TfDataRun
 from .seeds import key_of
@@ -73,7 +75,11 @@ class TfDataPipeline:
             return self._trace(RunTrace, TracedGraph(self._graph, registered), BLOCK_BYTES)
 
         with contextlib.ExitStack() as held, self._explaining():
-            trace, release = self._take(registered, make)
+            if self._runs_share:
+                trace, release = self._take(registered, make)
+            else:
+                trace = make()
+                release = trace.close
             held.callback(release)
             loaded = trace.load(feed)
             held.callback(loaded.close)
@@ -104,6 +110,13 @@ class TfDataPipeline:
             release()
         for source in list(self._long_runs):
             source.join(UNWIND_S)
+
+    @functools.cached_property
+    def _runs_share(self) -> bool:
+        """Whether long runs may share a trace."""
+        graph, spec = Graph(self._graph), self._layout[0]
+        specs = output_specs(graph.dataset) if spec is None else component_specs(spec)
+        return runs_share_nothing(graph, options_for(specs))
 
     def _take_bundles(self) -> tuple[BundleDrivers, Callable[[], None]]:
         def make() -> BundleDrivers:

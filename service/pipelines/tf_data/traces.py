@@ -54,8 +54,6 @@ class Kept(Protocol):
     """What `Traces` keeps: a trace, perhaps with its drivers."""
 
     has_drivers: bool
-    may_be_shared: bool
-    """Whether runs share nothing but the trace."""
 
     def end_idle(self) -> None:
         """End drivers that wait for the next bundle."""
@@ -240,7 +238,6 @@ class RunTrace(Trace):
             if self.traced is None:
                 self.traced = Drive(drive, tf.TensorSpec([], tf.variant), *handles)
                 _drives[key] = self.traced
-        self.may_be_shared = graph.may_be_shared(self._options)
 
     def load(self, feed: SplitFeed | None) -> LoadedGraph:
         """The dataset of one run. Raises TensorFlow's errors."""
@@ -302,7 +299,6 @@ class _Entry:
         self.users = 0
         self.tracing = threading.Lock()
         self.kept: Kept | None = None
-        self.shared = True
 
 
 class Traces:
@@ -330,26 +326,14 @@ class Traces:
         with self._lock:
             entry = self._entries.setdefault(key, _Entry(size))
             entry.users += 1
-        own: K | None = None  # a trace for this run alone
-
-        def release() -> None:
-            if own is not None:
-                own.close()
-            self._release(key, entry)
-
+        release = functools.partial(self._release, key, entry)
         try:
             with entry.tracing:  # one traces while the others wait
-                if entry.kept is None and entry.shared:
-                    own = make()
-                    entry.shared = own.may_be_shared
-                    if entry.shared:
-                        entry.kept, own = own, None
-            if entry.kept is None and own is None:
-                own = make()
+                kept = entry.kept = entry.kept or make()
         except BaseException:
             release()
             raise
-        return cast("K", own or entry.kept), release
+        return cast("K", kept), release
 
     def forget_idle(self) -> None:
         """Free unused traces."""
