@@ -81,7 +81,7 @@ def distributed_save(
         request=ev.Request(caller=uuid.uuid4().hex, number=1),  # for a retry
         path=path,
         graph=graph,
-        sources=[source.splits for source in split_sources(graph, evaluate)],
+        sources=split_sources(graph, evaluate),
         metadata=metadata.SerializeToString(),
     )
     with DispatcherClient(service) as client:

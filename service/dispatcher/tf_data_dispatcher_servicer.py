@@ -130,7 +130,7 @@ class TfDataDispatcherServicer:
         except ForebayError as error:  # consumers can still read it unsharded
             definition.unsplittable = cut_error(str(error))
         else:
-            definition.sources.extend(source.splits for source in sources)
+            definition.sources.extend(sources)
         dataset_id = await self._dispatcher.graphs.register(request.dataset_id, definition, graph)
         return pb.GetOrRegisterDatasetResponse(dataset_id=dataset_id)
 
@@ -403,8 +403,7 @@ class TfDataDispatcherServicer:
         graph = await asyncio.to_thread(sanitize, request.dataset.graph)
         async with self._evaluations:
             sources = await asyncio.to_thread(split_sources, graph, self._evaluate)
-        splits = [source.splits for source in sources]
-        await self._dispatcher.saves.start(request.path, graph, splits, request.metadata)
+        await self._dispatcher.saves.start(request.path, graph, sources, request.metadata)
 
     async def get_snapshot_split(
         self, request: pb.GetSnapshotSplitRequest

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.pipelines import SplitRange
-from forebay.service.pipelines.tf_data.split_sources import Source
 
 Dataset = Any
 Point = namedtuple("Point", ["x", "label"])
@@ -195,8 +194,8 @@ class OneSource:
 class Leases:
     """Hands the splits of a graph's sources to several workers, as the dispatcher does."""
 
-    def __init__(self, sources: list[Source], size: int = 1) -> None:
-        self.sources = [source.splits for source in sources]
+    def __init__(self, sources: list[ev.SplitSource], size: int = 1) -> None:
+        self.sources = sources
         self._lock = threading.Lock()
         self._ends = [_length(splits) for splits in self.sources]
         for splits in self.sources:

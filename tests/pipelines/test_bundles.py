@@ -403,7 +403,7 @@ def test_what_means_something_is_not_refused(dataset: Callable[[], Dataset]) -> 
 def test_a_registration_that_cannot_be_divided_is_refused() -> None:
     dataset = zipped((count(40).filter(lambda x: x > 3), count(40)))
     graph = graph_of(dataset)
-    sources = [source.splits for source in split_sources(graph)]
+    sources = split_sources(graph)
     with pytest.raises(NotSplittable, match="zips"):
         TfDataPipeline(graph, sources).bundle(SplitRange(0, 3, 0), number=0, seed=0)
 
@@ -411,7 +411,7 @@ def test_a_registration_that_cannot_be_divided_is_refused() -> None:
 @pytest.mark.parametrize("splits", [SplitRange(8, 5, 0), SplitRange(-1, 2, 0)])
 def test_splits_that_the_source_does_not_have_are_refused(splits: SplitRange) -> None:
     dataset = count(10)
-    sources = [source.splits for source in split_sources(graph_of(dataset))]
+    sources = split_sources(graph_of(dataset))
     pipeline = TfDataPipeline(graph_of(dataset), sources, element_spec=dataset.element_spec)
     with pytest.raises(ValueError, match="no bundle of 10 splits"):
         pipeline.bundle(splits, number=0, seed=0)

@@ -36,7 +36,7 @@ zipped = tf.data.Dataset.zip
 
 
 def sources(dataset: Dataset) -> list[str]:
-    return [" ".join(str(s.splits).split()) for s in split_sources(graph_of(dataset))]
+    return [" ".join(str(source).split()) for source in split_sources(graph_of(dataset))]
 
 
 def test_what_sources_yield() -> None:
@@ -65,7 +65,7 @@ def test_a_source_that_cannot_be_split_is_named(tmp_path: Path) -> None:
 
 def test_inputs_that_may_be_left_early_are_leased_singly() -> None:
     def singly(dataset: Dataset) -> list[bool]:
-        return [source.splits.singly for source in split_sources(graph_of(dataset))]
+        return [source.singly for source in split_sources(graph_of(dataset))]
 
     inputs = [zipped((count(3), count(3))), zipped((count(4), count(4)))]
     selector = slices(np.zeros(3, np.int64))
@@ -105,7 +105,7 @@ def test_sizes_that_must_be_evaluated() -> None:
         split_sources(data)
     assert evaluate(data, ["reversed"]) == [TensorFacts((3,), None)]
     for function in (evaluate, evaluate_in_subprocess):
-        assert split_sources(data, function)[0].splits.count == 3
+        assert split_sources(data, function)[0].count == 3
         with pytest.raises(InvalidGraph, match="missing"):
             function(data, ["missing"])
 

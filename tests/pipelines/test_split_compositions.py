@@ -48,7 +48,7 @@ class Cluster:
     def __init__(self, expression: str, workers: int, seed: int = SEED) -> None:
         self._dataset = build(expression)
         self._graph = graph_of(self._dataset)
-        self._sources = [source.splits for source in split_sources(self._graph, evaluate)]
+        self._sources = split_sources(self._graph, evaluate)
         require_splittable(self._sources)
         self._lock = threading.Lock()
         self._random = random.Random(seed)

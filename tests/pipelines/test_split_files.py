@@ -85,9 +85,7 @@ def test_strings_that_are_no_files_are_not_named() -> None:
 def failure(dataset: Dataset, read: Read, at_once: int = 1) -> PipelineError:
     graph = graph_of(dataset)
     sources = split_sources(graph)
-    pipeline = TfDataPipeline(
-        graph, [source.splits for source in sources], element_spec=dataset.element_spec
-    )
+    pipeline = TfDataPipeline(graph, sources, element_spec=dataset.element_spec)
     with pytest.raises(PipelineError) as raised:
         list(read(pipeline, Leases(sources, at_once)).blocks())
     pipeline.close()

@@ -240,7 +240,7 @@ def test_what_would_be_paired_wrongly_is_refused(name: str) -> None:
 def test_what_no_worker_can_do_with_a_part_is_refused(
     build: Callable[[], Dataset], reason: str
 ) -> None:
-    sources = [source.splits for source in split_sources(graph_of(build()), evaluate)]
+    sources = split_sources(graph_of(build()), evaluate)
     with pytest.raises(NotSplittable, match=reason):
         require_splittable(sources)
 
@@ -255,7 +255,7 @@ def test_what_no_worker_can_do_with_a_part_is_refused(
 )
 def test_what_is_refused_says_what_to_write_instead(name: str, advice: str) -> None:
     with pytest.raises(NotSplittable, match=advice):
-        require_splittable(s.splits for s in split_sources(graph_of(MISPAIRED[name]()), evaluate))
+        require_splittable(split_sources(graph_of(MISPAIRED[name]()), evaluate))
 
 
 def test_a_zip_that_was_registered_before_its_sources_were_leased_together_is_refused() -> None:

@@ -66,7 +66,7 @@ def serialized(
             structure=structure,
         )
         try:
-            request.sources.extend(source.splits for source in split_sources(graph, evaluate))
+            request.sources.extend(split_sources(graph, evaluate))
         except NotSplittable as error:
             request.unsplittable = cut_error(str(error))
         return request

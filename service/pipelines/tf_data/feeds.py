@@ -213,17 +213,16 @@ def _strands(
     require_splittable(registered)
     found = {}
     for number, (source, splits) in enumerate(zip(sources, registered, strict=True)):
-        together = splits.leased_with if splits.HasField("leased_with") else None
+        leases = splits.leased_with if splits.HasField("leased_with") else number
         require_splittable((), source.unleasable)  # an earlier version may have registered it
-        if source.leased_with != together:
+        if source.leases != leases:
             raise NotSplittable(
                 "the dataset zips several sources, and was registered by a version that did not "
                 "keep their pairs together: register it again, under another id if you choose it"
             )
         if source.whole:
             continue
-        first = number if source.leased_with is None else source.leased_with
-        found[source.node.name] = (first, sources[first].endless)
+        found[source.node.name] = (leases, sources[leases].endless)
     return found
 
 

@@ -156,7 +156,7 @@ def warm_up() -> None:
     """Run a small pipeline of leased splits that calls a function."""
     dataset = tf.data.Dataset.range(1).map(tf.identity)
     graph = graph_of(dataset)
-    sources = [source.splits for source in split_sources(graph)]
+    sources = split_sources(graph)
     pipeline = TfDataPipeline(graph, sources, element_spec=dataset.element_spec)
     splits = iter([SplitRange(0, 1, 0)])
     feed: Any = SimpleNamespace(sources=sources, next_range=lambda *_: next(splits, None))

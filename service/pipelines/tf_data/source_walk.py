@@ -30,7 +30,9 @@ class SourceNode:
     """A source in its graph, and how workers lease its splits."""
 
     node: pb.NodeDef
-    leased_with: int | None = None  # the source whose leases it shares
+    leases: (
+        int  # the number of the source whose leases it has: its own, or the first one's of a zip
+    )
     whole: bool = False  # every worker reads all of it
     endless: bool = False  # below a repeat without an end
     unleasable: str = ""
@@ -160,8 +162,9 @@ class SourceWalk:
     def _reading(self, node: pb.NodeDef, inputs: list[_Lineage]) -> _Lineage:
         if not inputs:
             whole = node.op.startswith("RandomDataset") or node.attr["replicate_on_split"].b
-            self.sources.append(SourceNode(node, whole=whole))
-            return _Lineage([] if whole else [[len(self.sources) - 1]], ())
+            number = len(self.sources)
+            self.sources.append(SourceNode(node, number, whole=whole))
+            return _Lineage([] if whole else [[number]], ())
         kind = kind_of(node)
         times = self._fact(node.input[_COUNT_INPUTS[kind]]) if kind in _COUNT_INPUTS else 1
         if times != 1:
@@ -253,10 +256,9 @@ class SourceWalk:
         merged = []
         for groups in zip(*(reading.sources for reading in leased), strict=True):
             together = [number for group in groups for number in group]
-            for number in together[1:]:
-                self.sources[number].leased_with = together[0]
-            for number in together:
-                self.sources[number].sizes_match |= bool(first.changes)
+            for source in (self.sources[number] for number in together):
+                source.leases = together[0]
+                source.sizes_match |= bool(first.changes)
             merged.append(together)
         return _Lineage(merged, first.changes, once)
 

@@ -44,12 +44,11 @@ def naming_files(graph: bytes, error: PipelineError, begun: Begun) -> PipelineEr
 def _listed(graph: bytes, begun: Begun) -> Iterator[str]:
     """What the splits are that were begun, if they are strings."""
     parsed = Graph(graph)
-    for number, source in enumerate(SourceWalk(parsed).sources):
-        leased = number if source.leased_with is None else source.leased_with
+    for source in SourceWalk(parsed).sources:
         for tensor in source.node.input if source.node.op == "TensorSliceDataset" else ():
             names = _strings(parsed.producer(tensor))
-            ranges = [SplitRange(0, len(names), 0)] if begun is None else begun.get(leased, ())
-            for splits in ranges:
+            whole = [SplitRange(0, len(names), 0)]
+            for splits in whole if begun is None else begun.get(source.leases, ()):
                 yield from names[splits.first : splits.first + splits.count]
 
 

@@ -7,7 +7,6 @@ the rest an `Evaluate` function runs TensorFlow (evaluate.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from ....journal.proto import events_pb2 as ev
 from ....journal.splits import grows, source_size
@@ -21,16 +20,8 @@ Evaluate = Callable[[bytes, Sequence[str]], list[TensorFacts]]
 """(serialized GraphDef, tensor names) → facts about each tensor. May raise ForebayError."""
 
 
-class Source(NamedTuple):
-    """A source node of a graph, and the splits of its split provider."""
-
-    node: str
-    op: str
-    splits: ev.SplitSource
-
-
-def split_sources(graph: bytes, evaluate: Evaluate | None = None) -> list[Source]:
-    """The split sources of a serialized dataset graph, one a split provider, in order.
+def split_sources(graph: bytes, evaluate: Evaluate | None = None) -> list[ev.SplitSource]:
+    """The sources of a serialized dataset graph, one a split provider, in order.
 
     Calls `evaluate` at most once, if the graph's constants don't suffice. Raises InvalidGraph, and
     NotSplittable with the node, its op and the reason.
@@ -49,31 +40,32 @@ def split_sources(graph: bytes, evaluate: Evaluate | None = None) -> list[Source
                 "here can evaluate it; register the dataset from a client with TensorFlow"
             )
         wanted.update(zip(unknown, evaluate(graph, unknown), strict=True))
-    sources = [Source(node.name, node.op, _splits(node, parsed, wanted)) for node in nodes]
-    for known, source in zip(found, sources, strict=True):
-        source.splits.unleasable = known.unleasable
-        source.splits.singly = known.singly
-        if known.leased_with is None:
+    sources = [_splits(node, parsed, wanted) for node in nodes]
+    for number, (known, source) in enumerate(zip(found, sources, strict=True)):
+        source.unleasable = known.unleasable
+        source.singly = known.singly
+        if known.leases == number:
             continue
-        source.splits.leased_with = known.leased_with
-        first = sources[known.leased_with]
-        if grows(first.splits) or grows(source.splits):
-            first.splits.unleasable = (
-                f"{first.node!r} is zipped with {source.node!r}, and of a distributed save nobody "
+        source.leased_with = known.leases
+        first = sources[known.leases]
+        both = nodes[known.leases].name, known.node.name
+        if grows(first) or grows(source):
+            first.unleasable = (
+                f"{both[0]!r} is zipped with {both[1]!r}, and of a distributed save nobody "
                 "knows how many chunks it will have, and which has how many elements. Zip before "
                 "you save, or where you read"
             )
             continue
-        sizes = source_size(first.splits), source_size(source.splits)
+        sizes = source_size(first), source_size(source)
         if known.sizes_match and sizes[0] != sizes[1]:
-            first.splits.unleasable = (
-                f"{first.node!r} with {sizes[0]} splits is zipped with {source.node!r} with "
+            first.unleasable = (
+                f"{both[0]!r} with {sizes[0]} splits is zipped with {both[1]!r} with "
                 f"{sizes[1]}, and what is done to their elements before the zip would pair on "
                 "several workers what does not belong together. Zip first, or make them equally "
                 "long"
             )
     for source in sources:
-        source.splits.unleasable = cut_error(source.splits.unleasable)
+        source.unleasable = cut_error(source.unleasable)
     return sources
 
 
@@ -101,10 +93,7 @@ def require_bundles(walk: SourceWalk) -> None:
             "it would repeat each bundle by itself. Repeat where you read, by further epochs; or "
             "within a function of flat_map, if each element shall come several times",
         )
-    groups = {
-        number if source.leased_with is None else source.leased_with: source
-        for number, source in enumerate(walk.sources)
-    }
+    groups = {source.leases: source for source in walk.sources}
     for source in walk.sources:
         if source.unleasable:
             raise _no_bundle(source.node, source.unleasable)
