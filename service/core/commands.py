@@ -16,7 +16,7 @@ from .save_streams import AssignSplit, AssignStream, CommitChunk, CompleteStream
 from .saves import FailSave, StartSave
 from .schedules import ChangeSchedule
 from .skips import SkipSplit
-from .splits import FindSplits, GetSplit, LeaseSplits, ProbeSplits, ReturnSplits
+from .splits import FindSplits, GetSplit, LeaseSplits
 from .tasks import CompleteTask
 from .terms import ElectLeader
 from .workers import LoseWorker, RegisterWorker

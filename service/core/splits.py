@@ -45,8 +45,17 @@ class GetSplit(Command, frozen=True, kw_only=True):
     source: int
 
 
-class _Report(Command, frozen=True, kw_only=True):
-    """What has become of a task's leases. → LeaseBegun …, LeaseLost …, DeliveryReported."""
+class LeaseSplits(Command, frozen=True, kw_only=True):
+    """What has become of a task's leases, and what it wants or returns.
+
+    → LeaseBegun …, LeaseLost …, DeliveryReported. Then, with `want`: SplitsLeased or PassStarted;
+    it answers as GetSplit does. With `returned`: LeaseReturned …, perhaps SplitsLeased. That
+    answers None. But if a numbered request returns part of a lease, the answer is a new lease of
+    the kept part; without a number, the kept part counts as begun.
+
+    A command that says nothing of leases only asks whether the pass is over: → nothing. It answers
+    a SplitsLeased without splits if it is, and None if splits remain or may be found.
+    """
 
     task_id: int
     begun: tuple[int, ...] = ()  # leases that were begun, and whose elements are not tracked
@@ -54,36 +63,11 @@ class _Report(Command, frozen=True, kw_only=True):
     lost: tuple[int, ...] = ()  # leases with elements that were dropped
     dropped: int = 0  # elements, since the last report
     all_taken: bool = False  # trainers have taken all other elements of the begun splits
-
-
-class LeaseSplits(_Report, frozen=True, kw_only=True):
-    """→ what the report leads to, then SplitsLeased or PassStarted. Answers as GetSplit does."""
-
-    source: int
-    pass_number: int
-    want: int
-    or_later: bool = False  # if that pass is over, lease from the current one
-
-
-class ReturnSplits(_Report, frozen=True, kw_only=True):
-    """→ what the report leads to, LeaseReturned …, perhaps SplitsLeased.
-
-    Answers None. But if a numbered request returns part of a lease, the answer is a new lease of
-    the kept part; without a number, the kept part counts as begun.
-    """
-
     returned: tuple[tuple[int, int], ...] = ()  # (lease id, count)
-
-
-class ProbeSplits(Command, frozen=True, kw_only=True):
-    """Asks whether a pass is over, and leads to no event. Answers a SplitsLeased without splits if
-    it is, and None if splits remain or may be found.
-    """
-
-    task_id: int
-    source: int
-    pass_number: int
-    or_later: bool = False
+    source: int = 0
+    pass_number: int = 0
+    want: int = 0
+    or_later: bool = False  # if that pass is over, lease from the current one
 
 
 class FindSplits(Command, frozen=True, kw_only=True):
@@ -104,19 +88,27 @@ def _get_split(state: State, command: GetSplit) -> Decision:
 
 
 def _lease_splits(state: State, command: LeaseSplits) -> Decision:
-    if command.want < 1:
-        raise InvalidArgument(f"{command.want} splits are wanted; want 1 or more")
     task = find_running_task(state, command.task_id)
     events = _reported(task, command)
+    if command.returned and command.want > 0:
+        raise InvalidArgument("a request that returns splits cannot want others; want 0")
+    if command.returned:
+        return _return(state, task, command, events)
+    told = command.begun or command.taken or command.lost or command.dropped or command.all_taken
+    if told and command.want <= 0:
+        return Decision(events, None)
     iteration = state.iterations[task.iteration_id]
     ledger = _find_ledger(iteration, command.source)
+    offer = ledger.offer(ledger.size_together, command.pass_number, command.or_later)
+    if command.want <= 0:
+        over = not (offer.total or offer.waits)
+        return Decision([], ev.SplitsLeased(pass_number=offer.pass_number) if over else None)
     if ledger.leased_with is not None:
         raise InvalidArgument(
             f"split provider {command.source} is zipped with {ledger.leased_with}, and leased "
             "with it: ask for that one's splits"
         )
     _require_one_way(state, iteration, ledger, singly=False)
-    offer = ledger.offer(ledger.size_together, command.pass_number, command.or_later)
     share = -(-offer.total // (2 * max(1, iteration.running_tasks)))
     want = min(command.want, share)
     if ledger.names:
@@ -125,9 +117,7 @@ def _lease_splits(state: State, command: LeaseSplits) -> Decision:
     return Decision([*events, *leased.events], leased.answer)
 
 
-def _return_splits(state: State, command: ReturnSplits) -> Decision:
-    task = find_running_task(state, command.task_id)
-    events = _reported(task, command)
+def _return(state: State, task: Task, command: LeaseSplits, events: Bodies) -> Decision:
     told = {*command.begun, *command.taken, *command.lost}
     kept = []
     for lease_id, count in dict(command.returned).items():
@@ -151,15 +141,7 @@ def _return_splits(state: State, command: ReturnSplits) -> Decision:
     return Decision([*events, *kept], kept[0] if kept else None)
 
 
-def _probe_splits(state: State, command: ProbeSplits) -> Decision:
-    task = find_running_task(state, command.task_id)
-    ledger = _find_ledger(state.iterations[task.iteration_id], command.source)
-    offer = ledger.offer(ledger.size_together, command.pass_number, command.or_later)
-    over = not (offer.total or offer.waits)
-    return Decision([], ev.SplitsLeased(pass_number=offer.pass_number) if over else None)
-
-
-def _reported(task: Task, command: _Report) -> Bodies:
+def _reported(task: Task, command: LeaseSplits) -> Bodies:
     left = dict.fromkeys(task.leases)
 
     def mine(lease_ids: tuple[int, ...]) -> list[int]:
@@ -337,13 +319,7 @@ def _splits_found(state: State, event: ev.SplitsFound) -> None:
     ledger.grow(event.names, event.complete)
 
 
-DECIDE = {
-    GetSplit: _get_split,
-    LeaseSplits: _lease_splits,
-    ReturnSplits: _return_splits,
-    ProbeSplits: _probe_splits,
-    FindSplits: _find_splits,
-}
+DECIDE = {GetSplit: _get_split, LeaseSplits: _lease_splits, FindSplits: _find_splits}
 EVENTS = {
     "splits_leased": EventKind(_splits_leased, answer=itself, is_quiet=True),
     "lease_begun": EventKind(_lease_begun, is_quiet=True),

@@ -650,7 +650,7 @@ class DispatcherServicer:
         self._dispatcher.failure_detector.saw_worker_of(request.task_id)
         command = lease_command(request)
         leased: ev.SplitsLeased | None = await self._dispatcher.execute(command)
-        wants = isinstance(command, c.LeaseSplits)
+        wants = request.want > 0
         if leased is None and wants:
             if (task := self._dispatcher.state.tasks.get(request.task_id)) is not None:
                 await self._dispatcher.growing_sources.wait(task.iteration_id, request.source)
@@ -764,19 +764,11 @@ class DispatcherServicer:
         return pb.GetStatusResponse(status=b"".join(found).decode())
 
 
-def lease_command(request: pb.LeaseSplitsRequest) -> c.Command:
-    """One message carries three commands."""
-    numbered = (lease_caller(request.task_id, request.source), request.request.number)
-    number = numbered if request.request.number else None
-    if request.want > 0:
-        if request.returned:
-            raise InvalidArgument("a request that returns splits cannot want others; want 0")
-        return _command(c.LeaseSplits, request, number)
-    settled = request.begun or request.taken or request.lost or request.returned
-    if settled or request.dropped or request.all_taken:
-        returned = tuple((r.lease_id, r.count) for r in request.returned)
-        return _command(c.ReturnSplits, request, number, returned=returned)
-    return _command(c.ProbeSplits, request, number)
+def lease_command(request: pb.LeaseSplitsRequest) -> c.LeaseSplits:
+    caller, number = lease_caller(request.task_id, request.source), request.request.number
+    returned = tuple((r.lease_id, r.count) for r in request.returned)
+    numbered = (caller, number) if number else None
+    return _command(c.LeaseSplits, request, numbered, returned=returned)
 
 
 def _command(kind: type[C], message: Message, numbered: Numbered = None, **others: Any) -> C:

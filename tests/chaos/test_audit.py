@@ -86,7 +86,7 @@ class Run:
         self.add(ev.Event(lease_returned=ev.LeaseReturned(lease_id=lease_id, count=count)))
 
     def report(self, worker: int, **what: Any) -> None:
-        self.do(c.ReturnSplits(task_id=self.tasks[worker], **what))
+        self.do(c.LeaseSplits(task_id=self.tasks[worker], **what))
 
     def lose(self, worker: int, reason: str = SILENT) -> None:
         self.do(c.LoseWorker(worker_id=self.workers[worker], reason=reason))

@@ -70,7 +70,7 @@ class Given:
         return lease if lease.count else None
 
     def hand_back(self, lease: ev.SplitsLeased, count: int) -> None:
-        self.when(c.ReturnSplits(task_id=lease.task_id, returned=((lease.lease_id, count),)))
+        self.when(c.LeaseSplits(task_id=lease.task_id, returned=((lease.lease_id, count),)))
 
 
 def dataset(blob: str, fingerprint: str = "", **fields: Any) -> c.RegisterDataset:

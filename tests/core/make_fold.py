@@ -95,7 +95,7 @@ class Cluster:
 
     def report(self, task_id: int, number: int, **what: Any) -> None:
         """What was begun and what is returned, where no further splits are wanted."""
-        self.do(c.ReturnSplits(request=(f"task/{task_id}/0", number), task_id=task_id, **what))
+        self.do(c.LeaseSplits(request=(f"task/{task_id}/0", number), task_id=task_id, **what))
 
     def leave(self, consumer_id: int) -> None:
         self.do(c.LeaveIteration(consumer_id=consumer_id, reason="it said goodbye"))

@@ -231,6 +231,6 @@ def test_what_may_be_missing_where_a_worker_was_lost() -> None:
     assert [dropped.elements for dropped in given.history.dropped] == [2, 3]
     given.when(c.RegisterWorker(address="w:1", uid=1))
     assert [lost.found for lost in given.history.lost] == [False, True, True]
-    given.when(c.ReturnSplits(task_id=task, all_taken=True))
+    given.when(c.LeaseSplits(task_id=task, all_taken=True))
     given.when(c.LoseWorker(worker_id=max(given.state.workers), reason="no sign of life"))
     assert sum(lost.mixed for lost in given.history.lost) == 1

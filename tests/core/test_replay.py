@@ -426,11 +426,11 @@ class Dispatcher(RuleBasedStateMachine):
             )
         elif held:
             returned = tuple((lease, back) for lease in held[-1:])
-            command = c.ReturnSplits(
+            command = c.LeaseSplits(
                 request=request, task_id=task_id, begun=begun, returned=returned
             )
         else:
-            command = c.ProbeSplits(
+            command = c.LeaseSplits(
                 request=request,
                 task_id=task_id,
                 source=source,

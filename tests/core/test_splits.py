@@ -54,7 +54,7 @@ def test_a_request_for_no_splits_only_asks_whether_the_pass_has_ended() -> None:
     given.iteration()
 
     def ask(pass_number: int) -> ev.SplitsLeased | None:
-        asking = c.ProbeSplits(task_id=given.task_of(second), source=0, pass_number=pass_number)
+        asking = c.LeaseSplits(task_id=given.task_of(second), source=0, pass_number=pass_number)
         answer: ev.SplitsLeased | None = given.when(asking)
         assert given.then == []
         return answer
@@ -107,7 +107,7 @@ def test_the_kept_part_of_a_lease_is_a_lease_until_it_is_begun(earlier: bool) ->
     if earlier:
         assert given.lease(given.task_of(other), 1, pass_number=1)
     number = (lease_caller(task_id, 0), 2)
-    back = c.ReturnSplits(request=number, task_id=task_id, returned=((lease.lease_id, 4),))
+    back = c.LeaseSplits(request=number, task_id=task_id, returned=((lease.lease_id, 4),))
     kept = given.when(back)
     assert given.then == ["lease_returned", "splits_leased"]
     assert (kept.first, kept.count, kept.pass_number) == (lease.first, lease.count - 4, 0)
@@ -123,7 +123,7 @@ def test_the_kept_part_of_a_lease_is_a_lease_until_it_is_begun(earlier: bool) ->
     assert not ledger.lost
     again = given.lease(given.task_of(other), 10)
     assert again.first == kept.first + kept.count
-    given.when(c.ReturnSplits(task_id=task_id, begun=(kept.lease_id,)))
+    given.when(c.LeaseSplits(task_id=task_id, begun=(kept.lease_id,)))
     assert given.then == ["lease_begun"]
     given.when(c.LoseWorker(worker_id=worker_id, reason="it said goodbye", left=True))
     assert "lease_lost" not in given.then
@@ -136,7 +136,7 @@ def test_a_request_may_return_a_part_of_one_lease_only() -> None:
     task_id = given.task_of(worker_id)
     leases = [given.lease(task_id, 4) for _ in range(2)]
     back = tuple((lease.lease_id, 2) for lease in leases if lease is not None)
-    command = c.ReturnSplits(request=(lease_caller(task_id, 0), 2), task_id=task_id, returned=back)
+    command = c.LeaseSplits(request=(lease_caller(task_id, 0), 2), task_id=task_id, returned=back)
     with pytest.raises(InvalidArgument, match="parts of 2 leases are returned"):
         given.when(command)
     whole = msgspec.structs.replace(command, returned=((back[0][0], 4), back[1]))

@@ -56,7 +56,7 @@ def test_a_process_that_was_given_up_and_comes_back_goes_on_with_its_task() -> N
     ledger = given.state.iterations[joined.iteration_id].ledgers[0]
     assert ledger.lost == []
     back = ((lease.lease_id, lease.count),)
-    given.when(c.ReturnSplits(task_id=task_id, returned=back))
+    given.when(c.LeaseSplits(task_id=task_id, returned=back))
     assert given.lease(task_id, 10) == lease_like(lease, given)
     assert not given.state.lost_tasks
 

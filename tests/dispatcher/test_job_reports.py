@@ -208,7 +208,7 @@ def test_elements_that_a_worker_drops_are_lost(monkeypatch: pytest.MonkeyPatch) 
     assert lease is not None
     for dropped in (200, 11):
         begun = (lease.lease_id,)
-        cluster.when(c.ReturnSplits(task_id=lease.task_id, begun=begun, dropped=dropped))
+        cluster.when(c.LeaseSplits(task_id=lease.task_id, begun=begun, dropped=dropped))
     cluster.when(c.LoseWorker(worker_id=worker_id, reason=GOODBYE, left=True))
     jobs = [{**job, **cluster.reports.of(job_id)} for job in status(cluster.state)["jobs"]]
     (found,) = findings({"jobs": jobs, "loads": [], "now_ms": cluster.now_ms + 1_000})
@@ -223,7 +223,7 @@ def test_a_loss_is_explained_though_the_next_decision_makes_a_job(
     job_id = cluster.job_of(cluster.iteration("train"))
     lease = cluster.lease(cluster.task_of(cluster.worker(1)), 4)
     assert lease is not None
-    cluster.when(c.ReturnSplits(task_id=lease.task_id, lost=(lease.lease_id,)))
+    cluster.when(c.LeaseSplits(task_id=lease.task_id, lost=(lease.lease_id,)))
     other = cluster.iteration("other")  # the event behind the loss is of a job that is new
     (loss,) = cluster.reports.of(job_id)["losses"]
     assert loss["splits"] == 4 and loss["why"]
