@@ -24,6 +24,17 @@ from .permissions import Permissions
 Function = Callable[[Any], Awaitable[Any]]
 _WORDS = re.compile("(?<!^)(?=[A-Z])")  # where a word of a name begins
 
+_SENDERS = {
+    "consumer_id": "consumer",
+    "task_id": "task",
+    "address": "worker",
+    "worker_id": "worker",
+    "save_id": "a worker that writes save",
+    "dataset_id": "a reader of dataset",
+    "job_id": "a trainer of job",
+}
+"""By the field of a request that says who sends it."""
+
 
 class Rpc(NamedTuple):
     """How a method is answered."""
@@ -32,8 +43,6 @@ class Rpc(NamedTuple):
     """It answers its own decision: that one's append proves that this dispatcher leads."""
     reads: bool = False
     """It decides nothing, and does not wait: if the storage hangs, it fails soon, and says so."""
-    asker: Callable[[Any], str] | None = None
-    """Describes the sender, if requests have the field `known` (a journal position)."""
 
 
 def answering(
@@ -50,13 +59,12 @@ def answering(
     proof. Without `permissions`, whoever was let in may call all methods.
     """
     tracer = tracing.tracer("dispatcher")
-    for name, rpc in rpcs.items():
-        says_known = "known" in getattr(messages, f"{name}Request").DESCRIPTOR.fields_by_name
-        assert says_known == (rpc.asker is not None), f"{name}Request.known: who asks?"
 
     def method(name: str, rpc: Rpc) -> Method:
         function: Function = getattr(servicer, _WORDS.sub("_", name).lower())
+        request_class = getattr(messages, f"{name}Request")
         response_class = getattr(messages, f"{name}Response")
+        says_known = "known" in request_class.DESCRIPTOR.fields_by_name
         says_position = "journal" in response_class.DESCRIPTOR.fields_by_name
 
         async def settled(since_s: float) -> None:
@@ -68,9 +76,9 @@ def answering(
             try:
                 if permissions is not None:
                     permissions.check(name, request, dispatcher.state)
-                if rpc.asker is not None:
+                if says_known:
                     caller = "" if permissions is None else permissions.caller()
-                    await dispatcher.history.check(rpc.asker(request), request.known, caller)
+                    await dispatcher.history.check(_sender(request), request.known, caller)
                 if (response := await function(request)) is None:
                     response = response_class()
             except Unavailable:
@@ -85,9 +93,18 @@ def answering(
             return response
 
         traced = answer if tracer is None else _traced(tracer, dispatcher, name, answer)
-        return traced, getattr(messages, f"{name}Request"), response_class
+        return traced, request_class, response_class
 
     return {name: method(name, rpc) for name, rpc in rpcs.items()}
+
+
+def _sender(request: Any) -> str:
+    """Who has sent it, as it says itself."""
+    known = request.DESCRIPTOR.fields_by_name
+    if "job" in known and request.HasField("job"):
+        return f"a trainer of dataset {request.job.dataset_id}"
+    found = (f"{who} {getattr(request, name)}" for name, who in _SENDERS.items() if name in known)
+    return next(found, "a worker")
 
 
 def _traced(tracer: Any, dispatcher: Dispatcher, name: str, answer: Function) -> Function:

@@ -69,7 +69,7 @@ from . import bounds
 from .answering import Rpc, answering
 from .dispatcher import Dispatcher
 from .group_progress import GroupProgress
-from .permissions import Permissions
+from .permissions import METHODS, Permissions
 
 log = logging.getLogger(__name__)
 
@@ -84,38 +84,13 @@ MAX_CALLER = 100
 TARGET_WORKERS_AUTO = 1  # the default of stock clients, so that both kinds share jobs
 
 
-def _joining(request: pb.JoinIterationRequest) -> str:
-    if request.HasField("job"):
-        return f"a trainer of dataset {request.job.dataset_id}"
-    return f"a trainer of job {request.job_id}"
-
-
-_OF_CONSUMER, _OF_TASK = "consumer {0.consumer_id}".format, "task {0.task_id}".format
-_OF_STREAM = "stream {0.stream} of save {0.save_id}".format
-
-_RPCS = {
-    "RegisterDataset": Rpc(decides=True),
-    "GetDataset": Rpc(reads=True, asker="a reader of dataset {0.dataset_id}".format),
-    "ListDatasets": Rpc(reads=True),
-    "RemoveDataset": Rpc(decides=True),
-    "GetOrCreateJob": Rpc(decides=True, asker="a trainer of dataset {0.dataset_id}".format),
-    "JoinIteration": Rpc(decides=True, asker=_joining),
-    "ConsumerHeartbeat": Rpc(asker=_OF_CONSUMER),
-    "ClaimBundles": Rpc(decides=True, asker=_OF_CONSUMER),
-    "LeaveIteration": Rpc(decides=True, asker=_OF_CONSUMER),
-    "WorkerHeartbeat": Rpc(asker="worker {0.address}".format),
-    "LeaseSplits": Rpc(decides=True, asker=_OF_TASK),
-    "SkipSplit": Rpc(decides=True, asker=_OF_TASK),
-    "CompleteTask": Rpc(decides=True, asker=_OF_TASK),
-    "LeaveService": Rpc(decides=True, asker="worker {0.worker_id}".format),
-    "FindGoneConsumers": Rpc(reads=True, asker="a worker".format),
-    "StartSave": Rpc(decides=True),
-    "CommitChunk": Rpc(decides=True, asker=_OF_STREAM),
-    "EndStream": Rpc(decides=True, asker=_OF_STREAM),
-    "GetStatus": Rpc(reads=True),
-    "GetSchedule": Rpc(reads=True),
-    "ChangeSchedule": Rpc(decides=True),
+_DECIDES = {
+    *("RegisterDataset", "RemoveDataset", "GetOrCreateJob", "JoinIteration", "LeaveIteration"),
+    *("ClaimBundles", "LeaseSplits", "SkipSplit", "CompleteTask", "LeaveService", "StartSave"),
+    *("CommitChunk", "EndStream", "ChangeSchedule"),
 }
+_READS = {"GetDataset", "ListDatasets", "FindGoneConsumers", "GetStatus", "GetSchedule"}
+_RPCS = {name: Rpc(decides=name in _DECIDES, reads=name in _READS) for name in METHODS}
 
 
 class DispatcherServicer:
