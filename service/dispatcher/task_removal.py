@@ -16,7 +16,6 @@ decision ejects all consumers, so that none continues without the others.
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import logging
 from dataclasses import dataclass, field
@@ -44,10 +43,6 @@ def _torn(what: str, round_: int) -> str:
     )
 
 
-def _future() -> asyncio.Future[bool]:
-    return asyncio.get_running_loop().create_future()
-
-
 @dataclass(eq=False)
 class _Vote:
     """The consumers that ask to remove a task in one round, and wait for the others."""
@@ -55,7 +50,6 @@ class _Vote:
     round: int
     torn: str = ""  # why its consumers cannot continue
     asking: collections.Counter[int] = field(default_factory=collections.Counter)
-    removed: asyncio.Future[bool] = field(default_factory=_future)
 
 
 class TaskRemovals:
@@ -83,32 +77,32 @@ class TaskRemovals:
             vote = self._votes[task_id] = _Vote(round_)
         if vote.round != round_:
             if task.orphan is None:
-                self._end(task_id, vote, removed=False)
+                self._end(task_id, vote)
                 return False
             vote.torn = vote.torn or _torn(_lost(task.orphan), min(vote.round, round_))
             log.error("task %d: %s", task_id, vote.torn)
-            self._wake(vote, removed=False)
+            self._decider.look_again()
         if vote.torn:
             raise FailedPrecondition(vote.torn)
         vote.asking[consumer_index] += 1
-        if len(vote.asking) == num_consumers:
-            try:
-                await self._decider.execute(c.RemoveTask(task_id=task_id, round=round_))
-            finally:  # the others must hear of it even if this consumer's call is cancelled
-                self._end(task_id, vote, removed=task_id not in state.tasks)
-            return True
+        is_last = len(vote.asking) == num_consumers
+
+        def is_over() -> bool:
+            has_ended = self._votes.get(task_id) is not vote
+            return has_ended or bool(vote.torn) or task_id not in state.tasks
+
         try:
-            # Shielded, since the others await the same future.
-            removed = await asyncio.wait_for(asyncio.shield(vote.removed), PATIENCE_S)
-        except TimeoutError:
-            return task_id not in state.tasks  # it may just have been decided
+            if is_last:
+                await self._decider.execute(c.RemoveTask(task_id=task_id, round=round_))
+            else:
+                await self._decider.wait_until(is_over, int(PATIENCE_S * 1000))
         finally:
             vote.asking -= collections.Counter([consumer_index])
-            if not (vote.asking or vote.torn):
-                self._end(task_id, vote, removed=False)
+            if is_last or not (vote.asking or vote.torn):
+                self._end(task_id, vote)
         if vote.torn:
             raise FailedPrecondition(vote.torn)
-        return removed
+        return task_id not in state.tasks
 
     async def hold(self, mine: pb.HeldTask, consumer_index: int) -> None:
         """Record where a consumer stopped, as the task's worker is lost or has ended the task. The
@@ -157,11 +151,7 @@ class TaskRemovals:
             )
         return num_consumers
 
-    def _end(self, task_id: int, vote: _Vote, *, removed: bool) -> None:
+    def _end(self, task_id: int, vote: _Vote) -> None:
         if self._votes.get(task_id) is vote:
             del self._votes[task_id]
-        self._wake(vote, removed=removed)
-
-    def _wake(self, vote: _Vote, *, removed: bool) -> None:
-        if not vote.removed.done():
-            vote.removed.set_result(removed)
+            self._decider.look_again()
