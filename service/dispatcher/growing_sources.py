@@ -8,7 +8,6 @@ that wait for it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from functools import partial
 
@@ -85,8 +84,7 @@ class GrowingSources:
                 return
             if time.monotonic() - self._asked_s[iteration_id, source] > 2 * WAIT_S:
                 return
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(decider.stopped.wait(), search.pause_s)
+            await decider.wait_until(lambda: False, int(1000 * search.pause_s))
 
     async def _decide(
         self, iteration_id: int, source: int, names: list[str], complete: bool
