@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from ..service.client.options import OrderArguments, ShardingPolicy, read_options
+from ..service.client.options import OrderArguments, read_options
 from ..service.client.reader import OrderedIterator, Reader, name_of_job
 from ..service.errors import Unavailable
 from .records import Began, OrderedGroup, OrderedStep, Record, Recorder, Started, read_records
@@ -74,9 +74,9 @@ def main(task: OrderedTask) -> None:
     options = read_options(
         job_name=JOB, consumer_index=task.index, num_consumers=group.consumers, **order
     )
-    name = name_of_job(task.dataset_id, JOB, options)
+    name = name_of_job(task.dataset_id, JOB)
     # One reader for all epochs: it knows the journal, as a trainer of a framework does.
-    reader = Reader(task.service, task.dataset_id, ShardingPolicy.OFF, name, options)
+    reader = Reader(task.service, task.dataset_id, name, options)
     while True:
         with _opened(reader) as batches:
             if state is not None:

@@ -22,8 +22,8 @@ import numpy as np
 
 from ..service.blocks import Block
 from ..service.client.consumer import Consumer
-from ..service.client.options import ReadOptions
-from ..service.client.positions import ClaimedRead
+from ..service.client.options import ReadOptions, ShardingPolicy
+from ..service.client.positions import claimed_options
 from ..service.connections.dispatcher_client import DispatcherClient
 from ..service.proto import forebay_pb2 as pb
 from .records import Got, Joined, Left, ReadToEnd, Record, Recorder, Started, read_records
@@ -34,8 +34,8 @@ BUNDLE_SPLITS = 20
 CREDIT_BYTES = 256 << 10
 NOTHING = Block(0, ())
 
-READING = ReadOptions(dynamic=True, hands_back=True)
-CLAIMED = ClaimedRead(shuffle=False, bundle_splits=BUNDLE_SPLITS)
+READING = ReadOptions(policy=ShardingPolicy.DYNAMIC)
+CLAIMED = claimed_options({"shuffle": False, "bundle_splits": BUNDLE_SPLITS})
 """In the order of their places, so that the audit knows each element's bundle."""
 
 _told: set[int] = set()
@@ -69,7 +69,7 @@ def main(task: TrainerTask) -> None:
         reading = READING
         if task.claims:
             request = pb.GetOrCreateJobRequest(
-                dataset_id=task.dataset_id, job_name=CLAIMS_JOB, sharding="OFF", order=CLAIMED.spec
+                dataset_id=task.dataset_id, job_name=CLAIMS_JOB, sharding="OFF", order=CLAIMED
             )
             reading = ReadOptions(claimed=CLAIMED)
         job = dispatcher.call_numbered(request, pb.GetOrCreateJobResponse)

@@ -31,7 +31,6 @@ from .options import (
     ShardingPolicy,
     read_options,
     refuse_at_least_once,
-    sharding_policy,
 )
 from .positions import OrderedRead
 from .reader import Reader, name_of_job
@@ -280,11 +279,9 @@ class _Read:
         add_position: bool,
         **arguments: Unpack[ReadArguments],
     ) -> None:
-        self._service, self._job_name = service, arguments.get("job_name")
-        self.policy = sharding_policy(processing_mode)
+        self._service = service
         self.position = take_position(arguments, add_position=add_position)
-        self.options = read_options(self.policy, **arguments)
-        self._initial_epoch = arguments.get("initial_epoch", 0)
+        self.options = read_options(processing_mode, **arguments)
         ordered = self.options.ordered
         if ordered is not None:
             ordered.add_position = bool(add_position)
@@ -292,32 +289,27 @@ class _Read:
             raise InvalidArgument(
                 "add_position=True: only an ordered read has positions; give ordered=True as well"
             )
-        self.is_shared = self._job_name is not None or ordered is not None
+        self.is_shared = self.options.job_name is not None or ordered is not None
         self.is_of_any_dataset = False  # the job's name alone identifies the job
-        lockstep.warn_if_unshared(
-            self._job_name or (None if ordered is None else ordered.group_name)
-        )
+        lockstep.warn_if_unshared(self.options.shared_name)
 
     def reader(self, dataset_id: str, options: ReadOptions | None = None) -> Reader:
-        options = self.options if options is None else options
-        name = self._job_name
+        options = options or self.options
+        name = options.job_name
         if name is None or not self.is_of_any_dataset:
-            name = name_of_job(dataset_id, name, options)
-        return Reader(
-            self._service, dataset_id, self.policy, name, options,
-            first_epoch=self._initial_epoch + 1,
-        )  # fmt: skip
+            name = name_of_job(dataset_id, options.shared_name)
+        return Reader(self._service, dataset_id, name, options)
 
     def of_tensorflow(self) -> dict[str, Any]:
         """The arguments by which TensorFlow's own operations read so. Raises InvalidArgument if
         they cannot."""
-        if self._initial_epoch:
+        if epoch := self.options.initial_epoch:
             raise InvalidArgument(
-                f"initial_epoch={self._initial_epoch}: beside parameter servers TensorFlow's own "
+                f"initial_epoch={epoch}: beside parameter servers TensorFlow's own "
                 "operations read, which begin with epoch 0; give each start a job_name of its own"
             )
         _require_no_order(self.options)
-        return parameter_servers.arguments(self._service, self.policy, self._job_name, self.options)
+        return parameter_servers.arguments(self._service, self.options)
 
 
 def _read_as_dataset(read: _Read, dataset_id: Any, element_spec: Any) -> Dataset:
@@ -360,7 +352,7 @@ def _read_as_dataset(read: _Read, dataset_id: Any, element_spec: Any) -> Dataset
         blocks,
         element_spec,
         compressed=compressed,
-        cardinality=_cardinality(metadata.cardinality, read.policy),
+        cardinality=_cardinality(metadata.cardinality, read.options.policy),
         options=options,
     )
     if _is_in_lockstep(reader):
@@ -521,7 +513,7 @@ def distribute(
 
 def _require_no_order(options: ReadOptions) -> None:
     """Raises InvalidArgument for a read in bundles."""
-    if options.bundled is not None:
+    if options.order is not None:
         asked = f"delivery={AT_LEAST_ONCE!r}" if options.ordered is None else "ordered=True"
         raise InvalidArgument(
             f"{asked} is not for a dataset_id that is a function's tensor, nor beside "

@@ -22,7 +22,7 @@ from ..transport.messages import Key
 from .heartbeats import News
 from .links import ASK_AGAIN_S, Client, Links, ToAskAgain, WorkerLink, read_task, task_awaited
 from .modes import Mode
-from .options import ReadOptions, TargetWorkers
+from .options import ReadOptions, ShardingPolicy, TargetWorkers
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,10 @@ class FirstComeMode(Mode):
         mine = {i for i, task in self._listed.items() if self._is_for_us(task)}
         # If other readers have tasks of their own, wait only for ours. But with dynamic splits
         # our workers may still get new tasks for what the others' workers lost.
-        more = self._options.dynamic and self._options.targets != TargetWorkers.LOCAL
+        more = (
+            self._options.policy == ShardingPolicy.DYNAMIC
+            and self._options.targets != TargetWorkers.LOCAL
+        )
         others = len(mine) < len(self._listed) and not more
         all_ended = mine <= self._ended and (self._finished or (others and bool(mine)))
         rest = mine - self._ended

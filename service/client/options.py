@@ -5,11 +5,12 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
+from ...journal.proto import events_pb2 as ev
 from ..connections.protocols import LOCAL, transfer_protocol
 from ..delivery import AnyBlock, Cached, ReadRequest, Skips
 from ..errors import InvalidArgument
@@ -18,7 +19,6 @@ from ..shared import MapMemory
 from .batches import check_batch_size
 from .positions import (
     ORDER,
-    ClaimedRead,
     OrderedRead,
     check_index,
     claimed_options,
@@ -184,21 +184,39 @@ class TargetWorkers(enum.IntEnum):
 class ReadOptions:
     """How a consumer reads."""
 
+    policy: ShardingPolicy = ShardingPolicy.OFF  # of a read in bundles always OFF
+    job_name: str | None = None  # as the user gave it
+    initial_epoch: int = 0  # so many epochs of the job are over before the first iteration
     protocol: str | None = None  # of connections/protocols.py; None: the best available
     max_elements: int | None = None  # in flight and buffered; None: unbounded
     targets: TargetWorkers = TargetWorkers.AUTO
     consumer_index: int = 0  # among the consumers of a coordinated read
     num_consumers: int | None = None  # None: not a coordinated read
     cache: CrossTrainerCache | None = None
-    dynamic: bool = False  # tasks share splits, so another task produces what one loses
     ordered: OrderedRead | None = None  # an ordered read; None: another one
-    claimed: ClaimedRead | None = None  # a read at least once; None: another one
+    claimed: ev.OrderSpec | None = None  # of a read at least once; None: another one
+    within_bundles: bool = False  # what counts elements may count within each bundle
     map_memory: MapMemory | None = None  # maps what workers share, as for Borrower
-    hands_back: bool = False  # tells what is taken, and others get what is not
 
     @property
-    def bundled(self) -> OrderedRead | ClaimedRead | None:
-        return self.ordered or self.claimed
+    def order(self) -> ev.OrderSpec | None:
+        """Of a read in bundles, as a dispatcher is asked for it."""
+        return self.claimed if self.ordered is None else self.ordered.spec
+
+    @property
+    def shared_name(self) -> str | None:
+        """The job_name; a group that reads in order needs none."""
+        return self.job_name or (None if self.ordered is None else self.ordered.group_name)
+
+    @property
+    def is_static(self) -> bool:
+        return self.policy not in (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC)
+
+    @property
+    def hands_back(self) -> bool:
+        """Whether it tells workers what is taken, so that others get what is not."""
+        others = self.num_consumers or self.cache or self.ordered or self.claimed
+        return not (self.is_static or others)
 
     @property
     def read_request(self) -> ReadRequest:
@@ -264,7 +282,7 @@ def take_batches(arguments: OrderArguments) -> tuple[int | None, bool]:
 
 
 def read_options(
-    policy: ShardingPolicy = ShardingPolicy.OFF, **arguments: Unpack[ReadArguments]
+    processing_mode: ShardingPolicy | str = ShardingPolicy.OFF, **arguments: Unpack[ReadArguments]
 ) -> ReadOptions:
     """The options that these arguments of a read mean.
 
@@ -272,6 +290,7 @@ def read_options(
     Unimplemented for arguments of a later version.
     """
     require_known(arguments, ReadArguments)
+    policy = sharding_policy(processing_mode)
     job_name = arguments.get("job_name")
     consumer_index, num_consumers = arguments.get("consumer_index"), arguments.get("num_consumers")
     max_outstanding_requests = arguments.get("max_outstanding_requests")
@@ -284,6 +303,13 @@ def read_options(
     protocol, targets = transfer_protocol(data_transfer_protocol), _targets(target_workers)
     check_job_name(job_name)
     check_index(consumer_index, num_consumers)
+    how = ReadOptions(
+        policy=policy, job_name=job_name, initial_epoch=initial_epoch, protocol=protocol,
+        targets=targets,
+    )  # fmt: skip
+    in_bundles = replace(
+        how, policy=ShardingPolicy.OFF, within_bundles=bool(order.get("within_bundles"))
+    )
     if delivery not in (AT_MOST_ONCE, AT_LEAST_ONCE):
         raise InvalidArgument(
             f"delivery={delivery!r} must be {AT_MOST_ONCE!r} or {AT_LEAST_ONCE!r}"
@@ -298,7 +324,7 @@ def read_options(
                     "of consumers that read at least once may come and go"
                 )
         _check_initial_epoch(initial_epoch, job_name, cached=False)
-        return ReadOptions(protocol=protocol, targets=targets, claimed=claimed_options(order))
+        return replace(in_bundles, claimed=claimed_options(order))
     if not ordered and order:
         raise InvalidArgument(f"{', '.join(order)}: of an ordered read; give ordered=True as well")
     if ordered:
@@ -308,8 +334,7 @@ def read_options(
                 f"an ordered read does not go with initial_epoch={initial_epoch}: give start_step "
                 "or start_position instead"
             )
-        positioned = ordered_options(order, consumer_index, num_consumers)
-        return ReadOptions(protocol=protocol, targets=targets, ordered=positioned)
+        return replace(in_bundles, ordered=ordered_options(order, consumer_index, num_consumers))
     if num_consumers is not None and job_name is None:
         raise InvalidArgument(
             "`job_name` must be set when setting `num_consumers`. num_consumers was set to "
@@ -335,10 +360,9 @@ def read_options(
             f"data_transfer_protocol={data_transfer_protocol!r} hands over what the cache keeps "
             "for other trainers: leave it out, and each gets memory of its own"
         )
-    return ReadOptions(
-        protocol=protocol,
+    return replace(
+        how,
         max_elements=None if bound is None else int(bound),
-        targets=targets,
         cache=cache,
         consumer_index=consumer_index or 0,
         num_consumers=num_consumers,

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..errors import InvalidArgument
-from .options import ReadOptions, ShardingPolicy
+from .options import ReadOptions
 
 theirs = tf.data.experimental.service
 """TensorFlow's own."""
@@ -27,16 +27,14 @@ def are_there() -> bool:
     return any("/job:ps/" in device.name for device in tf.config.list_logical_devices())
 
 
-def arguments(
-    service: Service, policy: ShardingPolicy, job_name: str | None, how: ReadOptions
-) -> dict[str, Any]:
+def arguments(service: Service, how: ReadOptions) -> dict[str, Any]:
     """Those of TensorFlow's `from_dataset_id` and `distribute` that read so, but for the transfer
     protocol: TensorFlow has its own protocols. Raises InvalidArgument."""
     of_a_round = how.num_consumers is not None
     return {
         "service": one_address(service),
-        "processing_mode": theirs.ShardingPolicy(policy.value),
-        "job_name": job_name,
+        "processing_mode": theirs.ShardingPolicy(how.policy.value),
+        "job_name": how.job_name,
         "consumer_index": how.consumer_index if of_a_round else None,
         "num_consumers": how.num_consumers,
         "max_outstanding_requests": how.max_elements,

@@ -139,7 +139,6 @@ class OrderedRead:
     in_epoch: bool = False  # as in StartingPoint
     consumer_index: int = 0
     num_consumers: int = 1
-    within_bundles: bool = False  # what counts elements may count within each bundle
     add_source: bool = False  # to each element, as its last component
     add_position: bool = False  # to each element, behind that
     schedule_of: str = ""  # a job, whose schedule it reads; "": its own
@@ -348,32 +347,12 @@ class OrderedRead:
         return (epoch - 1, total) if self.in_epoch and epoch and not offset else (epoch, offset)
 
 
-@dataclass(frozen=True)
-class ClaimedRead:
-    """How a dataset is read at least once: the arguments of `read`."""
-
-    seed: int = 0
-    shuffle: bool = True
-    bundle_splits: int = 0  # 0: the dispatcher chooses
-    within_bundles: bool = False
-
-    @property
-    def spec(self) -> ev.OrderSpec:
-        """As a dispatcher is asked for it."""
-        return ev.OrderSpec(
-            seed=self.seed,
-            shuffle=self.shuffle,
-            cycle_length=1,
-            block_length=1,
-            bundle_splits=self.bundle_splits,
-            claimed=True,
-        )
-
-
-def claimed_options(given: Mapping[str, Any]) -> ClaimedRead:
-    """The keyword arguments of a read at least once, checked. Raises InvalidArgument."""
+def claimed_options(given: Mapping[str, Any]) -> ev.OrderSpec:
+    """What the keyword arguments of a read at least once mean. Raises InvalidArgument."""
     names = ("seed", "shuffle", "bundle_splits", "within_bundles")
-    return ClaimedRead(**_checked(given, names, "at least once"))
+    checked = {"shuffle": True, **_checked(given, names, "at least once")}
+    checked.pop("within_bundles", None)  # which is of the job, and not of its order
+    return ev.OrderSpec(cycle_length=1, block_length=1, claimed=True, **checked)
 
 
 def ordered_options(
@@ -381,6 +360,7 @@ def ordered_options(
 ) -> OrderedRead:
     """The keyword arguments of an ordered read, checked. Raises InvalidArgument."""
     checked = _checked(given, ORDER, "in order")
+    checked.pop("within_bundles", None)
     ordered = OrderedRead(**checked, chooses_cycle="cycle_length" not in checked)
     if ordered.start_position and ordered.start_step is not None:
         raise InvalidArgument(

@@ -32,7 +32,6 @@ from .options import (
     ShardingPolicy,
     TargetWorkers,
     read_options,
-    sharding_policy,
     take_batches,
 )
 from .positions import GROUP
@@ -99,17 +98,15 @@ class Reader:
         self,
         service: str | tuple[str, str],
         dataset_id: str,
-        policy: ShardingPolicy,
         job_name: str | None,  # the job's whole name
         options: ReadOptions = DEFAULT_READ_OPTIONS,
         *,
-        first_epoch: int = 1,
-        expects_it: bool = True,
+        expects_epoch: bool = True,
         credit_bytes: int = CREDIT_BYTES,
     ) -> None:
-        """The first iteration of a named job is `first_epoch`. If that epoch is over, a reader that
-        `expects_it` logs a warning. A worker may run `credit_bytes` ahead of a consumer.
-        Raises InvalidArgument for a cross-trainer cache without a job name.
+        """The first iteration of a named job follows its `initial_epoch`. If that epoch is over, a
+        reader that `expects_epoch` logs a warning. A worker may run `credit_bytes` ahead of a
+        consumer. Raises InvalidArgument for a cross-trainer cache without a job name.
         """
         require("reading elements", "CMSG_SPACE")
         if options.cache is not None and not job_name:
@@ -119,13 +116,10 @@ class Reader:
         self.service = service
         self.dataset_id = dataset_id
         self.name = job_name or dataset_id
-        self._policy = policy if options.bundled is None else ShardingPolicy.OFF
         self._job_name = job_name
-        self.options = replace(options, dynamic=self._policy == ShardingPolicy.DYNAMIC)
-        if not (self._is_static or options.num_consumers or options.cache or options.bundled):
-            self.options = replace(self.options, hands_back=True)
-        self._expected = first_epoch if expects_it else None  # None once it was joined
-        self._epochs = itertools.count(first_epoch)  # from 1, as stock clients count
+        self.options = options
+        self._epochs = itertools.count(options.initial_epoch + 1)  # from 1, as stock clients count
+        self._expected = options.initial_epoch + 1 if expects_epoch else None  # None once joined
         self._not_joined: list[int] = []  # a heap of epochs whose iteration ended before joining
         self._credit_bytes = credit_bytes
         self._known: pb.JournalPosition | None = None  # keeps all iterations on one journal
@@ -150,7 +144,8 @@ class Reader:
             self.options.ordered.mix(definition.mixture.sources)
             if self.options.ordered.add_source:
                 definition.structure = self._with_source(definition)
-        if dataset.colocated and self._is_static and self.options.targets == TargetWorkers.AUTO:
+        is_auto = self.options.targets == TargetWorkers.AUTO
+        if dataset.colocated and self.options.is_static and is_auto:
             self.options = replace(self.options, targets=TargetWorkers.LOCAL)
         cardinality = self.cardinality = metadata_of(definition.metadata).cardinality
         if self.options.cache is not None and cardinality >= 0:
@@ -158,8 +153,8 @@ class Reader:
                 "Cross-trainer caching requires the input dataset to be infinite. Got input "
                 f"with cardinality {cardinality}"
             )
-        divides = self._policy == ShardingPolicy.DYNAMIC or self.options.bundled is not None
-        if divides and not definition.HasField("mixture"):
+        is_dynamic = self.options.policy == ShardingPolicy.DYNAMIC
+        if (is_dynamic or self.options.order) and not definition.HasField("mixture"):
             require_splittable(definition.sources, definition.unsplittable)
         if self.options.num_consumers is not None and cardinality >= 0:
             raise FailedPrecondition(
@@ -180,10 +175,6 @@ class Reader:
         element = structure_of(self.dataset_id, definition)
         return f'{{"tuple": [{element}, {{"tensor": "string", "shape": []}}]}}'
 
-    @property
-    def _is_static(self) -> bool:
-        return self._policy not in (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC)
-
     def iterate(
         self, nothing: Block | None = None, taker: Taker | None = None
     ) -> Generator[Block, None, None]:
@@ -199,11 +190,12 @@ class Reader:
             )
             return
         if self.options.targets == TargetWorkers.LOCAL and not has_local_workers():
-            what = f"Static sharding policy <{self._policy.name}> requires"
+            what = "Local reads require"
+            if self.options.is_static:
+                what = f"Static sharding policy <{self.options.policy.name}> requires"
             raise InvalidArgument(
-                f"{what if self._is_static else 'Local reads require'} local tf.data workers, but "
-                "no local worker is found. You need to run local tf.data service workers in your "
-                "training workers."
+                f"{what} local tf.data workers, but no local worker is found. You need to run "
+                "local tf.data service workers in your training workers."
             )
         dispatcher = DispatcherClient(self.service, known=self._known)
         consumer = None
@@ -239,7 +231,6 @@ class Reader:
     ) -> Generator[Block, None, pb.JoinIterationResponse]:
         """Joins the job's next epoch. If that fails, the next iteration reads this epoch."""
         ordered = self.options.ordered
-        bundled = self.options.bundled
         # An ordered read has all its epochs in one iteration. Of a read at least once, each epoch
         # has its own order and random numbers, also without a name.
         has_epochs = bool(self._job_name) or self.options.claimed is not None
@@ -252,14 +243,14 @@ class Reader:
         job = pb.GetOrCreateJobRequest(
             dataset_id=self.dataset_id,
             job_name=self._job_name or "",
-            sharding=self._policy.name,
+            sharding=self.options.policy.name,
             num_consumers=self.options.num_consumers,
             target_workers=self.options.targets,
             cross_trainer_cache=self.options.cache is not None,
-            order=None if bundled is None else bundled.spec,
+            order=self.options.order,
             content="" if ordered is None else ordered.dataset,
             one_dataset=self._is_of_one_dataset(),
-            within_bundles=bundled is not None and bundled.within_bundles,
+            within_bundles=self.options.within_bundles,
             schedules=True,
             schedule_of="" if ordered is None else ordered.schedule_of,
         )
@@ -389,13 +380,9 @@ def _dataset(
     return dispatcher.get_dataset(dataset_id, with_graph=False, patience_s=patience_s)
 
 
-def name_of_job(
-    dataset_id: str, job_name: str | None, options: ReadOptions = DEFAULT_READ_OPTIONS
-) -> str | None:
+def name_of_job(dataset_id: str, job_name: str | None) -> str | None:
     """The whole name of a job that readers of a dataset id share, as tf.data service's clients
-    build it. A group that reads in order needs no job_name."""
-    if options.ordered is not None:
-        job_name = job_name or options.ordered.group_name
+    build it."""
     return f"dataset_id=/{dataset_id}/{job_name}" if job_name else None
 
 
@@ -530,14 +517,11 @@ def read(
     Raises Unimplemented, with the reason, for a dataset that processing_mode cannot split among
     workers.
     """
-    policy = sharding_policy(processing_mode)
     batch_size, drop_remainder = take_batches(options)
     if batch_size is None and drop_remainder:
         raise InvalidArgument("drop_remainder=True is about batches: give batch_size, or leave it")
-    read_as = read_options(policy, **options)
-    name = name_of_job(dataset_id, options.get("job_name"), read_as)
-    first_epoch = options.get("initial_epoch", 0) + 1
-    reader = Reader(service, dataset_id, policy, name, read_as, first_epoch=first_epoch)
+    read_as = read_options(processing_mode, **options)
+    reader = Reader(service, dataset_id, name_of_job(dataset_id, read_as.shared_name), read_as)
     if read_as.ordered is not None:
         return OrderedIterator(reader)
     return ElementIterator(reader, batch_size, drop_remainder=drop_remainder)

@@ -11,7 +11,7 @@ from ..errors import FailedPrecondition, InvalidArgument
 from ..picks import shares
 from ..proto import forebay_pb2 as pb
 from .datasets import PATIENCE_S
-from .options import ShardingPolicy, read_options
+from .options import read_options
 from .reader import OrderedIterator, Reader
 
 
@@ -143,12 +143,12 @@ def batch_of(
     names = ("seed", "shuffle", "cycle_length", "block_length")
     order = {name: getattr(found.order, name) for name in names}
     options = read_options(
-        ShardingPolicy.OFF, ordered=True, **order, within_bundles=True, start_step=step,
-        batch_size=found.step, drop_remainder=found.drops_remainder,
+        ordered=True, **order, within_bundles=True, start_step=step, batch_size=found.step,
+        drop_remainder=found.drops_remainder,
     )  # fmt: skip
     assert options.ordered is not None
     options.ordered.schedule_of = job
-    reader = Reader(service, found.dataset_id, ShardingPolicy.OFF, None, options)
+    reader = Reader(service, found.dataset_id, None, options)
     with OrderedIterator(reader) as batches:
         for batch in batches:
             return batch

@@ -162,7 +162,7 @@ class ServiceDataset(ReadsInOrder):
                 read.num_consumers = len(self._places.processes)
                 read.batch_size = self._rows if batch_size else None
         self._job = job.in_step(self._rows if batch_size else 0) if automatic else job
-        self._reader = self._job.reader(job.epochs_over + 1)
+        self._reader = self._job.reader()
         if read is not None:
             self._begin_at(read)
 

@@ -15,7 +15,6 @@ from ..client.options import (
     refuse_at_least_once,
     refuse_consumer,
     require_known,
-    sharding_policy,
 )
 from ..client.positions import OrderedRead, StartingPoint
 from ..client.progress import EpochIterator, StaysFailed, failing
@@ -37,22 +36,17 @@ class TrainingJob:
 
     service: Service
     dataset_id: str
-    policy: ShardingPolicy
     name: str | None
     options: ReadOptions
     structure: str
     cardinality: int  # of the registered dataset, or the elements that are counted
     processes: int  # that train
-    epochs_over: int  # when it begins here
 
-    def reader(self, first_epoch: int = 1, ordered: OrderedRead | None = None) -> Reader:
-        """A reader from `first_epoch` on, counted from 1, or of this ordered read. It does not warn
-        of an epoch that is over: `open_job` checked that, and others may have read all of a short
-        epoch."""
-        return Reader(
-            self.service, self.dataset_id, self.policy, self.name,
-            replace(self.options, ordered=ordered), first_epoch=first_epoch, expects_it=False,
-        )  # fmt: skip
+    def reader(self, **other: Any) -> Reader:
+        """A reader with these options, or `other` ones. It does not warn of an epoch that is over:
+        `open_job` checked that, and others may have read all of a short epoch."""
+        options = replace(self.options, **other)
+        return Reader(self.service, self.dataset_id, self.name, options, expects_epoch=False)
 
     def in_step(self, batch_size: int) -> TrainingJob:
         """The job with outstanding elements bounded to two batches, for processes that train in
@@ -74,11 +68,12 @@ class TrainingJob:
                     "elements an epoch has once all of its bundles were run"
                 )
             return length
-        if self.cardinality < 0 or self.processes > 1 or self.policy != ShardingPolicy.DYNAMIC:
+        policy = self.options.policy
+        if self.cardinality < 0 or self.processes > 1 or policy != ShardingPolicy.DYNAMIC:
             raise TypeError(
                 f"dataset {self.dataset_id} has no len() here: it has one where a single process "
                 "reads it under ShardingPolicy.DYNAMIC, if its cardinality is known where it is "
-                f"registered; this is {self.policy.name}, {self.processes} processes, cardinality "
+                f"registered; this is {policy.name}, {self.processes} processes, cardinality "
                 f"{self.cardinality}"
             )
         size = batch_size or 1
@@ -253,19 +248,18 @@ def open_job(
     """
     refuse_consumer(arguments, "as the process's rank says it")
     require_known(arguments, TrainingArguments)
-    policy = sharding_policy(processing_mode)
     if alone:
         processes, rank = 1, 0
         for argument in ("job_name", "initial_epoch", "start_position", "start_step"):
             arguments.pop(argument, None)  # type: ignore[misc]
-    job_name, initial_epoch = arguments.get("job_name"), arguments.get("initial_epoch", 0)
+    job_name = arguments.get("job_name")
     ordered = arguments.get("ordered", False)
     refuse_at_least_once(
         arguments.get("delivery"),
         "batches are put together ahead of the trainer, and would count as given",
     )
     read_as = read_options(
-        policy,
+        processing_mode,
         max_outstanding_requests=bound,
         consumer_index=rank if ordered else None,
         num_consumers=processes if ordered else None,
@@ -273,21 +267,20 @@ def open_job(
     )
     if ordered:
         unnamed = None  # a process alone has a job for each iteration, and a group a name
-    elif processes > 1 and job_name is None and not (everything and policy == ShardingPolicy.OFF):
+    elif processes > 1 and job_name is None and (read_as.policy or not everything):
         raise InvalidArgument(
             f"{processes} processes train, and without a job_name each would read everything: "
             "give all of them the same job_name, whose elements they share"
         )
-    name = name_of_job(dataset_id, job_name or unnamed, read_as)
-    asked = Reader(service, dataset_id, policy, name, read_as)
+    name = name_of_job(dataset_id, read_as.shared_name or unnamed)
+    asked = Reader(service, dataset_id, name, read_as)
     definition = asked.definition()
     if not ordered:
-        require_next(job_name, asked.epochs_over, initial_epoch)
+        require_next(job_name, asked.epochs_over, read_as.initial_epoch)
     structure = structure_of(dataset_id, definition)
     return TrainingJob(
-        service, dataset_id, policy, name, asked.options, structure, asked.cardinality, processes,
-        initial_epoch,
-    )  # fmt: skip
+        service, dataset_id, name, asked.options, structure, asked.cardinality, processes
+    )
 
 
 def require_next(

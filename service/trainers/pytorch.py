@@ -131,7 +131,7 @@ class ServiceDataset(ReadsInOrder, IterableDataset):  # type: ignore[misc]
         self._job = job
         self._pad_value = pad_value
         self._layout()  # raises for a pad_value that does not fit
-        self._common = SharedLoaderState(job.epochs_over)
+        self._common = SharedLoaderState(job.options.initial_epoch)
         self._copied = False
         read = job.options.ordered
         self.ordered = read is not None
@@ -161,7 +161,7 @@ class ServiceDataset(ReadsInOrder, IterableDataset):  # type: ignore[misc]
                 "job_name of its own for what shall read everything", self._job.name,
             )  # fmt: skip
         epoch = self._common.next()
-        reader = self._job.reader(epoch)
+        reader = self._job.reader(initial_epoch=epoch - 1)
         give = partial(
             laid_out,
             layout=self._layout(),

@@ -34,9 +34,7 @@ def begin() -> tuple[list[ev.Event], list[int], int]:
     do(c.ElectLeader(term=1, address="d:1", version="0", journal_id="j"))
     definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=ELEMENTS)])
     dataset = do(c.RegisterDataset(dataset_id="", definition=definition))
-    job = do(
-        c.GetOrCreateJob(dataset_id=dataset, name=CLAIMS_JOB, sharding=ev.OFF, order=CLAIMED.spec)
-    )
+    job = do(c.GetOrCreateJob(dataset_id=dataset, name=CLAIMS_JOB, sharding=ev.OFF, order=CLAIMED))
     joined = [do(c.JoinIteration(job_id=job, epoch=1)) for _ in range(2)]
     return made, [each.consumer_id for each in joined], joined[0].iteration_id
 

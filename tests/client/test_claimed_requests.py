@@ -16,7 +16,7 @@ from forebay.service.blocks import Block, Component
 from forebay.service.client import claims, slices
 from forebay.service.client.claimer import Claimer
 from forebay.service.client.claims import ClaimsMode
-from forebay.service.client.positions import ClaimedRead
+from forebay.service.client.positions import claimed_options
 from forebay.service.delivery import EndOfSlice, Slice
 from forebay.service.errors import FailedPrecondition
 from forebay.service.proto import forebay_pb2 as pb
@@ -53,7 +53,7 @@ class Claiming:
         self.lengths = lengths
         self.dispatcher: Any = Dispatcher([*cursors] or [0] * len(lengths))
         self.workers = {uid: Worker() for uid in (1, 2)}
-        order = ClaimedRead(shuffle=False, bundle_splits=1).spec
+        order = claimed_options({"shuffle": False, "bundle_splits": 1})
         order.bundles = len(lengths)
         links: Any = SimpleNamespace(
             get=lambda uid: self.workers.get(uid), all=lambda: [*self.workers.items()],

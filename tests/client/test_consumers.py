@@ -21,7 +21,7 @@ from forebay.service.client import heartbeats as clients_heartbeats
 from forebay.service.client import reader
 from forebay.service.client.consumer import Consumer, WaitLog
 from forebay.service.client.heartbeats import Heartbeats
-from forebay.service.client.options import ShardingPolicy, read_options
+from forebay.service.client.options import read_options
 from forebay.service.client.reader import Reader
 from forebay.service.client.slices import Slices
 from forebay.service.delivery import EndOfTask
@@ -347,7 +347,7 @@ def joined(target: str, dataset_id: str) -> Generator[Block, None, None]:
     """An ordered read that has joined its group."""
     how = read_options(ordered=True, consumer_index=0, num_consumers=2)
     assert how.ordered is not None
-    blocks = Reader(target, dataset_id, ShardingPolicy.OFF, "job", how).iterate(NOTHING)
+    blocks = Reader(target, dataset_id, "job", how).iterate(NOTHING)
     while how.ordered.epoch is None:
         assert next(blocks) is NOTHING
     return blocks

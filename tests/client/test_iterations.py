@@ -41,7 +41,8 @@ from .connections import Client, Dispatcher, consuming, news, task
 def test_the_end_with_workers_of_other_trainers(connections: None, dynamic: bool) -> None:
     """If all share splits, our workers may get what others lost."""
     others = task(2, worker_tags=["colocated"])
-    with consuming(targets=TargetWorkers.AUTO, dynamic=dynamic) as consumer:
+    policy = ShardingPolicy.DYNAMIC if dynamic else ShardingPolicy.OFF
+    with consuming(targets=TargetWorkers.AUTO, policy=policy) as consumer:
         consumer.mode.update(pb.ConsumerHeartbeatResponse(tasks=[task(1), others]))
         consumer.mode.end((1, 0), EndOfTask())
         assert consumer.mode.has_ended() == (not dynamic)
@@ -128,7 +129,7 @@ def test_which_workers_target_workers_means(
     monkeypatch.setattr(links.Links, "is_local", lambda _, uid: uid - 10 in OWN)
     for policy in ShardingPolicy:
         options = read_options(policy, target_workers=targets)
-        one = reader.Reader("a:1", "dataset", policy, None, options)
+        one = reader.Reader("a:1", "dataset", None, options)
         one.definition()
         joined = pb.JoinIterationResponse(consumer_id=1)
         consumer = Consumer(Dispatcher(), joined, credit_bytes=1, options=one.options)  # type: ignore[arg-type]
@@ -371,7 +372,7 @@ def test_a_graph_keeps_what_its_dataset_calls() -> None:
 
 def test_an_iteration_can_be_dropped_before_a_dispatcher_answers() -> None:
     """TensorFlow can, while it waits for nothing of Python's."""
-    iteration = Reader("127.0.0.1:1", "dataset", ShardingPolicy.OFF, None).iterate(NOTHING)
+    iteration = Reader("127.0.0.1:1", "dataset", None).iterate(NOTHING)
     assert [next(iteration), next(iteration)] == [NOTHING, NOTHING]
     iteration.close()
 

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from forebay.service.blocks import Block
 from forebay.service.client import reader as reader_module
 from forebay.service.client.open_iterations import stopping
-from forebay.service.client.options import CrossTrainerCache, ShardingPolicy, read_options
+from forebay.service.client.options import CrossTrainerCache, read_options
 from forebay.service.client.progress import EpochIterator
 from forebay.service.client.reader import Reader
 from forebay.service.client.tf_elements import NOTHING
@@ -77,12 +77,12 @@ def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
 
 def named(cache: CrossTrainerCache | None = None) -> Reader:
     how = read_options(job_name="job", cross_trainer_cache=cache, target_workers="ANY")
-    return Reader("127.0.0.1:1", "dataset", ShardingPolicy.OFF, "job", how)
+    return Reader("127.0.0.1:1", "dataset", "job", how)
 
 
 def test_names_of_jobs_are_not_kept_for_ever() -> None:
     for number in range(2000):
-        reader = Reader("localhost:1", "numbers", ShardingPolicy.OFF, f"job {number}")
+        reader = Reader("localhost:1", "numbers", f"job {number}")
         assert reader._is_of_one_dataset()
     assert reader_module._read_by_name.cache_info().currsize < 2000
 

@@ -12,7 +12,6 @@ import pytest
 
 from forebay.journal.verification import repair
 from forebay.service.blocks import Block
-from forebay.service.client.options import ShardingPolicy
 from forebay.service.client.reader import Reader
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import AnotherJournal, Unavailable
@@ -190,7 +189,7 @@ def test_a_trainer_does_not_begin_its_next_epoch_on_another_journal(
     journal = str(tmp_path / "journal")
     dispatcher = DispatcherProcess(journal)
     register(client(dispatcher))
-    reader = Reader(dispatcher.target, "mine", ShardingPolicy.OFF, "job")
+    reader = Reader(dispatcher.target, "mine", "job")
     nothing = Block(0, ())
     epoch = reader.iterate(nothing)
     assert next(epoch) is nothing

@@ -89,7 +89,7 @@ class CachedTrainer(Trainer):
         job = self.job
         cache = CrossTrainerCache(self._trainer_id)
         reader = Reader(
-            job.service, job.dataset_id(), job.policy, job.name, ReadOptions(cache=cache),
+            job.service, job.dataset_id(), job.name, ReadOptions(policy=job.policy, cache=cache),
             credit_bytes=job.credit_bytes,
         )  # fmt: skip
         self.reading = True

@@ -18,7 +18,7 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.reasons import GOODBYE
 from forebay.service.blocks import Block
 from forebay.service.client.options import ReadOptions
-from forebay.service.client.positions import ClaimedRead
+from forebay.service.client.positions import claimed_options
 from forebay.service.client.reader import Reader
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import NotFound
@@ -177,10 +177,12 @@ class ClaimingTrainer(Trainer):
 
     def main(self) -> None:
         job, asked = self.job, self._asked
-        read = ClaimedRead(asked.seed, asked.shuffle, asked.bundle_splits)
+        given = {"seed": asked.seed, "shuffle": asked.shuffle}
+        read = claimed_options(given | {"bundle_splits": asked.bundle_splits or None})
         reader = ClaimingReader(
-            job.service, job.dataset_id(), job.policy, job.name, ReadOptions(claimed=read),
-            first_epoch=self.epoch, credit_bytes=job.credit_bytes,
+            job.service, job.dataset_id(), job.name,
+            ReadOptions(claimed=read, initial_epoch=self.epoch - 1),
+            credit_bytes=job.credit_bytes,
         )  # fmt: skip
         self.reading = True
         while self.epoch <= job.epochs:

@@ -216,10 +216,10 @@ class Consumer(Trainer):
     def main(self) -> None:
         job, gang = self.job, self._gang
         self._knows_journal = False
-        how = ReadOptions(consumer_index=self.index, num_consumers=len(gang.members))
-        reader = Reader(
-            job.service, job.dataset_id(), job.policy, job.name, how, credit_bytes=job.credit_bytes
+        how = ReadOptions(
+            policy=job.policy, consumer_index=self.index, num_consumers=len(gang.members)
         )
+        reader = Reader(job.service, job.dataset_id(), job.name, how, credit_bytes=job.credit_bytes)
         self.reading = True
         try:
             self._step(reader)

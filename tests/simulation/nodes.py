@@ -8,7 +8,7 @@ from contextlib import closing
 from functools import partial
 
 from forebay.service.client.datasets import remove_dataset
-from forebay.service.client.options import ShardingPolicy
+from forebay.service.client.options import ReadOptions, ShardingPolicy
 from forebay.service.client.reader import Reader
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import FailedPrecondition, NotFound, PipelineError, Unavailable
@@ -173,8 +173,9 @@ class Trainer(Node):
     def main(self) -> None:
         job = self.job
         reader = Reader(
-            job.service, job.dataset_id(), job.policy, job.name,
-            first_epoch=self.epoch, credit_bytes=job.credit_bytes,
+            job.service, job.dataset_id(), job.name,
+            ReadOptions(policy=job.policy, initial_epoch=self.epoch - 1),
+            credit_bytes=job.credit_bytes,
         )  # fmt: skip
         while self.epoch <= job.epochs:
             self.reading = True

@@ -26,7 +26,7 @@ from forebay.service.client import (
     read_ahead,
     source_plan,
 )
-from forebay.service.client.options import ReadOptions, ShardingPolicy
+from forebay.service.client.options import ReadOptions
 from forebay.service.client.positions import ordered_options
 from forebay.service.client.reader import OrderedIterator, Reader, name_of_job
 from forebay.service.client.schedules import batch_of, change_weights, skip_steps
@@ -460,9 +460,7 @@ class OrderedTrainer(Trainer):
         dataset_id = job.dataset_id()
         name = name_of_job(dataset_id, job.name or options.group_name)
         how = ReadOptions(ordered=options)
-        reader = Reader(
-            job.service, dataset_id, ShardingPolicy.OFF, name, how, credit_bytes=job.credit_bytes
-        )
+        reader = Reader(job.service, dataset_id, name, how, credit_bytes=job.credit_bytes)
         return reader, state
 
     def _read_epoch(self, iterator: OrderedIterator, state: Any) -> None:
