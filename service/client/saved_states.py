@@ -29,33 +29,19 @@ def state_of(read: OrderedRead) -> dict[str, Any]:
     return sealed({**start, **_described(read)})
 
 
-def load(read: OrderedRead, state: Any) -> None:
-    """Have the read go on at the state's position. Raises InvalidArgument for what is no such
-    state, and FailedPrecondition for one of another dataset, order or global batch."""
-    _go_on(read, opened(state))
-
-
 def description_of(read: OrderedRead) -> str:
     """What a position of this read is one in: JSON."""
     return json.dumps(sealed(_described(read)))
 
 
-def go_on(read: OrderedRead, description: str, position: int) -> None:
-    """Have the read go on at this position in what was described. Raises as `load` does."""
-    _go_on(read, {**_content(description), "position": position})
-
-
-def are_same(description: str, other: str) -> bool:
-    """Whether they are of the same read, by whichever version. Raises InvalidArgument."""
-    return _content(description) == _content(other)
-
-
-def _content(description: str) -> dict[str, Any]:
+def state_at(description: str, position: int = 0, **start: Any) -> dict[str, Any]:
+    """The state at this position in what was described, by whichever version. Raises
+    InvalidArgument for what is no description."""
     try:
         described = json.loads(description)
     except (ValueError, RecursionError):
         raise no_state(description) from None
-    return opened(described)
+    return sealed({**opened(described), "position": position, **start})
 
 
 def _described(read: OrderedRead) -> dict[str, Any]:
@@ -70,7 +56,10 @@ def _described(read: OrderedRead) -> dict[str, Any]:
     }
 
 
-def _go_on(read: OrderedRead, state: dict[str, Any]) -> None:
+def load(read: OrderedRead, state: Any) -> None:
+    """Have the read go on at the state's position. Raises InvalidArgument for what is no such
+    state, and FailedPrecondition for one of another dataset, order or global batch."""
+    state = opened(state)
     position: Any = state.get("position")
     start_step, order = state.get("start_step"), state.get("order")
     in_epoch = state.get("in_epoch", False)  # older states do not say it

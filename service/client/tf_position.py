@@ -8,9 +8,9 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from ..errors import FailedPrecondition, InvalidArgument
-from . import saved_states
 from .options import ReadArguments
 from .positions import OrderedRead
+from .saved_states import description_of, load, state_at
 
 
 class OrderedPosition(tf.Module):  # type: ignore[misc]
@@ -71,15 +71,15 @@ class OrderedPosition(tf.Module):  # type: ignore[misc]
         """Have the read begin here. Raises FailedPrecondition for a position in another one, and
         InvalidArgument for a damaged one."""
         if self._read.described:
-            saved_states.go_on(ordered, self._read.described, int(self))
+            load(ordered, state_at(self._read.described, int(self)))
         else:
             ordered.move_to(int(self))
 
     def describe(self, ordered: OrderedRead) -> None:
         """It is a position in this read, which has begun. Raises FailedPrecondition if it is one in
         another read, too."""
-        described, before = saved_states.description_of(ordered), self._read.described
-        if before and not saved_states.are_same(before, described):
+        described, before = description_of(ordered), self._read.described
+        if before and state_at(before) != state_at(described):
             raise FailedPrecondition(
                 f"one OrderedPosition for two reads, {before} and {described}: make one for each"
             )

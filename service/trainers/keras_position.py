@@ -21,7 +21,7 @@ import numpy as np
 
 from ..client.open_iterations import stopping
 from ..client.positions import OrderedRead
-from ..client.saved_states import description_of, load, opened, sealed
+from ..client.saved_states import description_of, load, state_at
 from ..errors import FailedPrecondition, InvalidArgument
 
 
@@ -96,7 +96,7 @@ class KerasPosition(keras.callbacks.Callback):  # type: ignore[misc]
         if not (described := self._described()):
             return None
         start_step = self._base + self._ended  # JAX begins to read in the first step
-        return sealed({**opened(json.loads(described)), "position": 0, "start_step": start_step})
+        return state_at(described, start_step=start_step)
 
     def describe(self, ordered: OrderedRead) -> None:
         """It is a position in this read, which has begun. Raises FailedPrecondition if steps are

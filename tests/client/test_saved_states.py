@@ -14,12 +14,11 @@ from forebay.journal.datasets import MAX_POSITION, SHARES
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.client.positions import OrderedRead
 from forebay.service.client.saved_states import (
-    are_same,
     description_of,
-    go_on,
     load,
     opened,
     sealed,
+    state_at,
     state_of,
 )
 from forebay.service.core.bundles import MAX_BUNDLES
@@ -233,20 +232,20 @@ def test_states_of_other_reads(parts: Any, says: str) -> None:
 def test_what_describes_no_read(text: str) -> None:
     """As TensorFlow's checkpoints have it, without the position."""
     with pytest.raises(InvalidArgument, match=r"no state|edited or damaged"):
-        go_on(read(), text, 4)
+        state_at(text, 4)
 
 
 def test_a_description_is_of_a_read_and_not_of_a_position() -> None:
     description = description_of(read(start_position=12))
     assert description == description_of(read())
     ordered = read()
-    go_on(ordered, description, 9)
+    load(ordered, state_at(description, 9))
     assert ordered.position() == 9
     with pytest.raises(FailedPrecondition, match=r"another order.*start_position=9"):
-        go_on(read(seed=1), description, 9)
-    assert not are_same(description, description_of(read(seed=1)))
+        load(read(seed=1), state_at(description, 9))
+    assert state_at(description) != state_at(description_of(read(seed=1)))
     with pytest.raises(InvalidArgument, match="edited or damaged"):
-        go_on(ordered, description.replace('"step": 1', '"step": 2'), 9)
+        state_at(description.replace('"step": 1', '"step": 2'), 9)
 
 
 def test_a_state_of_a_mixture_knows_its_weights_in_each_copy() -> None:
