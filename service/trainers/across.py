@@ -147,8 +147,9 @@ def distribute_across(
         training = _Training(client, name, own, job, replicas, timeout_s, remade)
         found = training.find()
         if found is not None:
-            if not ordered:
-                training.require_next(found, initial_epoch)
+            if not ordered and job:  # else this task would train on nothing
+                goes_on = not parameter_servers.are_there()
+                require_next(name, found.epochs_over, initial_epoch, goes_on=goes_on)
             if context.is_chief:
                 same = training.is_same(found, dataset_fn, compression)
                 if same and not (initial_epoch or cross_trainer_cache or ordered):
@@ -294,20 +295,12 @@ class _Training:
             )
         return found
 
-    def require_next(self, found: pb.GetDatasetResponse, initial_epoch: int) -> None:
-        """Raises FailedPrecondition if more epochs are over: this task would train on nothing."""
-        if self.job:
-            goes_on = not parameter_servers.are_there()
-            require_next(self.name, found.epochs_over, initial_epoch, goes_on=goes_on)
-
     def begin(
         self, dataset_fn: Callable[[Any], Any], service: Service, compression: str | None
     ) -> pb.GetDatasetResponse:
         """Registers what the function makes. Raises FailedPrecondition if another is registered."""
-        mine = pb.Training(replicas=self.replicas)
-
         request = self._defined(dataset_fn, compression)
-        mine.fingerprint = fingerprint_of(request)
+        mine = pb.Training(replicas=self.replicas, fingerprint=fingerprint_of(request))
         request.metadata += mine.SerializeToString()
         failed: InvalidArgument | None = None
         try:
