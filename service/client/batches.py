@@ -46,15 +46,6 @@ def laid_out(
     )
 
 
-def check_batch_size(batch_size: int | None) -> None:
-    """Raises InvalidArgument for anything but a positive integer, or None for single elements."""
-    number = isinstance(batch_size, int | np.integer) and not isinstance(batch_size, bool)
-    if batch_size is not None and not (number and batch_size > 0):
-        raise InvalidArgument(
-            f"batch_size={batch_size!r} must be an integer from 1 on, or None for single elements"
-        )
-
-
 def batched(
     blocks: Iterable[Block],
     progress: Progress | None = None,

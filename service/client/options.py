@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
 import logging
 from collections.abc import Mapping
@@ -16,15 +17,7 @@ from ..delivery import AnyBlock, Cached, ReadRequest, Skips
 from ..errors import InvalidArgument
 from ..pipelines.splits import SHARD_HINT
 from ..shared import MapMemory
-from .batches import check_batch_size
-from .positions import (
-    ORDER,
-    OrderedRead,
-    check_index,
-    claimed_options,
-    did_you_mean,
-    ordered_options,
-)
+from .positions import ORDER, OrderedRead, check_index, checked, claimed_options, ordered_options
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +97,8 @@ def require_known(arguments: Mapping[str, Any], known: type[OrderArguments]) -> 
     """Raises InvalidArgument for a name that is not among the known ones, with similar ones."""
     names = known.__annotations__
     if unknown := sorted(arguments.keys() - names.keys()):
-        similar = did_you_mean(unknown, names)
+        near = [match for name in unknown for match in difflib.get_close_matches(name, names, 1)]
+        similar = f"; did you mean {', '.join(near)}?" if near else ""
         raise InvalidArgument(f"{', '.join(unknown)}: no such argument{similar}")
 
 
@@ -272,7 +266,7 @@ def take_batches(arguments: OrderArguments) -> tuple[int | None, bool]:
     it is a read in bundles, whose batches are part of its order. Raises InvalidArgument."""
     batch_size = arguments.get("batch_size")
     drop_remainder = arguments.get("drop_remainder", False)
-    check_batch_size(batch_size)
+    checked({"batch_size": batch_size})
     in_bundles = arguments.get("ordered") or arguments.get("delivery") == AT_LEAST_ONCE
     if batch_size is None or not in_bundles:
         arguments.pop("batch_size", None)

@@ -6,8 +6,7 @@ epochs. It names no worker, no consumer and no buffer.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -349,19 +348,24 @@ class OrderedRead:
 
 def claimed_options(given: Mapping[str, Any]) -> ev.OrderSpec:
     """What the keyword arguments of a read at least once mean. Raises InvalidArgument."""
-    names = ("seed", "shuffle", "bundle_splits", "within_bundles")
-    checked = {"shuffle": True, **_checked(given, names, "at least once")}
-    checked.pop("within_bundles", None)  # which is of the job, and not of its order
-    return ev.OrderSpec(cycle_length=1, block_length=1, claimed=True, **checked)
+    names = ["bundle_splits", "seed", "shuffle", "within_bundles"]
+    if unknown := sorted(given.keys() - names):
+        raise InvalidArgument(
+            f"{', '.join(unknown)}: no argument of a read at least once, which takes "
+            f"{', '.join(names)}"
+        )
+    order = {"shuffle": True, **checked(given)}
+    order.pop("within_bundles", None)  # which is of the job, and not of its order
+    return ev.OrderSpec(cycle_length=1, block_length=1, claimed=True, **order)
 
 
 def ordered_options(
     given: Mapping[str, Any], consumer_index: int | None = None, num_consumers: int | None = None
 ) -> OrderedRead:
     """The keyword arguments of an ordered read, checked. Raises InvalidArgument."""
-    checked = _checked(given, ORDER, "in order")
-    checked.pop("within_bundles", None)
-    ordered = OrderedRead(**checked, chooses_cycle="cycle_length" not in checked)
+    order = checked(given)
+    order.pop("within_bundles", None)
+    ordered = OrderedRead(**order, chooses_cycle="cycle_length" not in order)
     if ordered.start_position and ordered.start_step is not None:
         raise InvalidArgument(
             f"start_position={ordered.start_position} and start_step={ordered.start_step}: give "
@@ -391,34 +395,23 @@ ORDER = (*_NUMBERS, "shuffle", "drop_remainder", "within_bundles", "add_source")
 """The arguments that only a read in bundles takes."""
 
 
-def did_you_mean(unknown: Iterable[str], names: Collection[str]) -> str:
-    """The end of an error about unknown names: similar ones, if there are any."""
-    near = [match for name in unknown for match in difflib.get_close_matches(name, names, 1)]
-    return f"; did you mean {', '.join(near)}?" if near else ""
-
-
-def _checked(given: Mapping[str, Any], names: Collection[str], how: str) -> dict[str, Any]:
-    """What was given, but for None. Raises InvalidArgument."""
-    if unknown := sorted(given.keys() - {*names}):
-        raise InvalidArgument(
-            f"{', '.join(unknown)}: no argument of a read {how}, which takes "
-            f"{', '.join(sorted(names))}{did_you_mean(unknown, names)}"
-        )
-    checked: dict[str, Any] = {}
+def checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given of these, but for None. Raises InvalidArgument."""
+    found: dict[str, Any] = {}
     for name, value in given.items():
         if value is None:
             continue
         if name not in _NUMBERS:
             if not isinstance(value, bool | np.bool_):
                 raise InvalidArgument(f"{name}={value!r} must be True or False")
-            checked[name] = bool(value)
+            found[name] = bool(value)
             continue
         least, most = _NUMBERS[name]
         is_number = isinstance(value, int | np.integer) and not isinstance(value, bool)
         if not (is_number and least <= value <= most):
             raise InvalidArgument(f"{name}={value!r} must be an integer from {least} to {most}")
-        checked[name] = int(value)
-    return checked
+        found[name] = int(value)
+    return found
 
 
 def check_index(consumer_index: int | None, num_consumers: int | None) -> None:

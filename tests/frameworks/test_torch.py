@@ -462,7 +462,7 @@ def test_errors_say_what_to_do(frameworks: Path, target: str) -> None:
     ]
     assert len(sizes) == 5
     for size, text in zip(("0", "-1", "2.0", "True", "'2'"), sizes, strict=True):
-        assert text.startswith(f"InvalidArgument: batch_size={size} must be an integer from 1 on")
+        assert text.startswith(f"InvalidArgument: batch_size={size} must be an integer from 1 to")
     assert unknown.startswith("NotFound: ") and "nothing" in unknown
     assert "rank=2 world_size=2: expected a rank from 0 to world_size - 1" in above
     assert "rank=0 world_size=None: give both, or neither" in half
