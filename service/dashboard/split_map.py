@@ -6,11 +6,14 @@ thousand. `mapped` yields None now and then, where the caller may let others run
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ...journal.splits import ENDLESS
 from ..core.state import Iteration, Lease, State
+from ..order import Ints
 from ..ranges import Ranges
 
 COLUMNS = 64
@@ -28,47 +31,6 @@ MOST_MAPPED = 4
 _AT_ONCE = 500
 CELL = 8
 """Width and height of a cell in a picture's units; it is divided by whole ones."""
-
-
-class Grid:
-    """Counts integers of ranges by cell, of which all have the same share of `size`."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.cells = min(size, MOST_CELLS)
-        self._steps = [0] * (self.cells + 1)  # the growth, from cell to cell, of whole ones
-        self._parts = [0] * (self.cells + 1)
-
-    def bound(self, cell: int) -> int:
-        """The first integer of a cell."""
-        return cell * self.size // self.cells
-
-    def add(self, start: int, stop: int) -> None:
-        """Count [start, stop)."""
-        start, stop = max(start, 0), min(stop, self.size)
-        if start >= stop:
-            return
-        first, last = self._cell(start), self._cell(stop - 1)
-        if first == last:
-            self._parts[first] += stop - start
-            return
-        self._parts[first] += self.bound(first + 1) - start
-        self._parts[last] += stop - self.bound(last)
-        self._steps[first + 1] += 1
-        self._steps[last] -= 1
-
-    def counts(self) -> list[int]:
-        """Of each cell."""
-        found, whole = [], 0
-        for cell in range(self.cells):
-            whole += self._steps[cell]
-            width = self.bound(cell + 1) - self.bound(cell)
-            found.append(self._parts[cell] + (whole * width))
-        return found
-
-    def _cell(self, number: int) -> int:
-        cell = number * self.cells // self.size
-        return cell + 1 if self.bound(cell + 1) <= number else cell
 
 
 class _Layer(NamedTuple):
@@ -132,23 +94,15 @@ def _mapped(
     state: State, layer: _Layer, leases: Sequence[Lease], worker: str
 ) -> Iterator[dict[str, Any] | None]:
     size = max(layer.next, 1) if layer.size is None else layer.size
-    known = {"begun": layer.begun, "done": layer.done, "lost": layer.lost}
+    bounds = bounds_of(size)
     counts = {}
-    for name, ranges in {**known, "again": layer.given_up, "": [(0, layer.next)]}.items():
-        grid = Grid(size)
-        yield from _add(grid, ranges)
-        counts[name] = grid.counts()
-        yield None
-    handed_out, again = counts.pop(""), counts.pop("again")
-    widths = [grid.bound(n + 1) - grid.bound(n) for n in range(grid.cells)]
-    counts["waiting"] = [
-        width - out + back for width, out, back in zip(widths, handed_out, again, strict=True)
-    ]
-    yield None
-    others = zip(widths, *counts.values(), strict=True)
-    counts["leased"] = [max(0, width - sum(rest)) for width, *rest in others]
-    yield None
-    of_worker = Grid(size)
+    for name in ("begun", "done", "lost"):
+        counts[name] = yield from _counted(getattr(layer, name), bounds)
+    handed_out = yield from _counted([(0, layer.next)], bounds)
+    again = yield from _counted(layer.given_up, bounds)
+    counts["waiting"] = np.diff(bounds) - handed_out + again
+    counts["leased"] = np.maximum(0, np.diff(bounds) - sum(counts.values()))
+    of_worker: list[tuple[int, int]] = []
     by_worker: dict[str, int] = {}
     for number, lease in enumerate(leases, 1):
         if number % _AT_ONCE == 0:
@@ -158,28 +112,52 @@ def _mapped(
         if lease.source == layer.source and owner is not None:
             by_worker[owner.address] = by_worker.get(owner.address, 0) + lease.count
             if owner.address == worker:
-                of_worker.add(lease.first, lease.stop)
-    yield None
+                of_worker.append((lease.first, lease.stop))
+    marked = yield from _counted(of_worker, bounds)
+    cells = np.stack([counts[name] for name in STATES], axis=1)
     yield {
         "title": layer.title,
         "unit": layer.unit,
         "size": layer.size,
-        "per_cell": -(-size // grid.cells) if size else 0,
-        "totals": {name: sum(counts[name]) for name in STATES},
-        "cells": [[counts[name][cell] for name in STATES] for cell in range(grid.cells)],
+        "per_cell": -(-size // len(cells)) if size else 0,
+        "totals": dict(zip(STATES, cells.sum(axis=0).tolist(), strict=True)),
+        "cells": cells.tolist(),
         "lost": layer.lost[:MOST_NAMED],
         "more_lost": max(0, len(layer.lost) - MOST_NAMED),
         "by_worker": sorted(by_worker.items(), key=lambda item: -item[1])[:MOST_NAMED],
         "workers": len(by_worker),
-        "of_worker": of_worker.counts() if worker else [],
+        "of_worker": marked.tolist() if worker else [],
     }
 
 
-def _add(grid: Grid, ranges: Ranges) -> Iterator[None]:
-    for number, (start, stop) in enumerate(ranges, 1):
-        grid.add(start, stop)
-        if number % _AT_ONCE == 0:
-            yield None
+def bounds_of(size: int) -> Ints:
+    """Where cells of equal shares of `size` begin; and where the last one ends."""
+    cells = min(size, MOST_CELLS)
+    return np.array([cell * size // max(cells, 1) for cell in range(cells + 1)], np.int64)
+
+
+def _counted(ranges: Ranges, bounds: Ints) -> Generator[None, None, Ints]:
+    """How many integers of the ranges are in each cell."""
+    found = np.zeros(len(bounds) - 1, np.int64)
+    for first in range(0, len(ranges), _AT_ONCE):
+        found += counts_of(ranges[first : first + _AT_ONCE], bounds)
+        yield None
+    return found
+
+
+def counts_of(ranges: Ranges, bounds: Ints) -> Ints:
+    """The same of some ranges, at once."""
+    starts, stops = np.array(ranges, np.int64).T
+    counts: Ints = np.diff(_distances(starts, bounds) - _distances(stops, bounds))
+    return counts
+
+
+def _distances(points: Ints, bounds: Ints) -> Ints:
+    """Of each bound, the sum of its distances from the points below it."""
+    points = np.sort(points)
+    numbers = np.searchsorted(points, bounds)
+    distances: Ints = numbers * bounds - np.concatenate([[0], np.cumsum(points)])[numbers]
+    return distances
 
 
 def paths(cells: Iterable[Sequence[int]]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from forebay.service.dashboard.split_map import (
     COLUMNS,
     MOST_CELLS,
     STATES,
-    Grid,
+    bounds_of,
+    counts_of,
     marks,
     paths,
 )
@@ -31,17 +33,18 @@ SIZES = st.integers(1, 3 * MOST_CELLS)
 
 
 @given(
-    SIZES, st.lists(st.tuples(st.integers(-5, 4 * MOST_CELLS), st.integers(0, 5000)), max_size=5)
+    SIZES,
+    st.lists(
+        st.tuples(st.integers(-5, 4 * MOST_CELLS), st.integers(0, 5000)), min_size=1, max_size=5
+    ),
 )
 def test_a_cell_counts_what_lies_in_it(size: int, ranges: list[tuple[int, int]]) -> None:
-    grid = Grid(size)
-    for start, count in ranges:
-        grid.add(start, start + count)
-    assert (grid.bound(0), grid.bound(grid.cells)) == (0, size)
-    bounds = [(grid.bound(cell), grid.bound(cell + 1)) for cell in range(grid.cells)]
-    assert grid.counts() == [
-        sum(max(0, min(to, start + count) - max(begin, start)) for start, count in ranges)
-        for begin, to in bounds
+    bounds = bounds_of(size)
+    assert (bounds[0], bounds[-1], len(bounds)) == (0, size, min(size, MOST_CELLS) + 1)
+    pairs = [(start, start + count) for start, count in ranges]
+    assert counts_of(pairs, bounds).tolist() == [
+        sum(max(0, min(to, stop) - max(begin, start)) for start, stop in pairs)
+        for begin, to in pairwise(bounds.tolist())
     ]
 
 
