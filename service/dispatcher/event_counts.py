@@ -1,22 +1,14 @@
-"""EventCounts: how many events of each kind there were, and what became of splits and bundles.
-
-A decision only appends its events to a list, as a step of the commit path must cost nothing. They
-are counted afterwards, each second and before each scrape.
-"""
+"""EventCounts: how many events of each kind there were, and what became of splits and bundles."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Mapping
 
 from ...journal.proto import events_pb2 as ev
 from ..core.state import State
 from ..http.families import OTHER, Tallies
-from ..slicing import in_slices
 from .decider import Decider
-
-COUNT_S = 1.0
 
 MOST_LEASES = 100_000
 """How many leases are remembered until they end."""
@@ -30,10 +22,8 @@ class EventCounts:
         self.splits = Tallies()
         self.bundles = Tallies()
         self._state = State()
-        self._new: list[ev.Event] = []
-        self._counting = asyncio.Lock()
         self._leases: dict[int, tuple[str, int]] = {}  # the job, and how many splits
-        self._consumers: dict[int, str] = {}  # the job, also if it has left before they are counted
+        self._consumers: dict[int, str] = {}  # the job, until it has left
 
     def follow(self, decider: Decider) -> None:
         """Count the events that it decides from now on."""
@@ -42,21 +32,10 @@ class EventCounts:
         for lease in state.leases.values():
             self._remember(lease.lease_id, self._job(lease.iteration_id), lease.count)
         self._consumers = {i: self._job(c.iteration_id) for i, c in state.consumers.items()}
-        decider.subscribe(self._new.append)
-
-    async def keep(self) -> None:
-        """Count until cancelled."""
-        while True:
-            await self.catch_up()
-            await asyncio.sleep(COUNT_S)
-
-    async def catch_up(self) -> None:
-        """Count what there is."""
-        async with self._counting:
-            new, self._new[:] = [*self._new], []
-            await in_slices(map(self._count, new))
+        decider.subscribe(self._count)
 
     def _count(self, event: ev.Event) -> None:
+        """With each event, as a step of a decision: it must take next to no time."""
         kind = event.WhichOneof("event") or ""
         self.events[kind] += 1
         match kind:

@@ -153,25 +153,23 @@ class DispatcherMetrics:
         self.counts = EventCounts()
         self._displaced = 0
         self._found = 0, 0  # the snapshot that was there when it began to lead, and its time in ms
-        self._tasks: list[asyncio.Task[None]] = []
+        self._finding: asyncio.Task[None] | None = None
 
     def lead(self, dispatcher: Dispatcher) -> None:
         """It serves as the leader from now on."""
         self.dispatcher = dispatcher
         self._found = 0, 0
         self.counts.follow(dispatcher)
-        work = {"counts": self.counts.keep(), "snapshot": self._find_snapshot(dispatcher)}
-        self._tasks = [
-            asyncio.create_task(each, name=f"forebay-http-{name}") for name, each in work.items()
-        ]
+        finds = self._find_snapshot(dispatcher)
+        self._finding = asyncio.create_task(finds, name="forebay-http-snapshot")
 
     def stop_leading(self) -> None:
         """It does not serve any more."""
         if self.dispatcher is not None:
             self._displaced += self.dispatcher.displaced
         self.dispatcher = None
-        for task in self._tasks:
-            task.cancel()
+        if self._finding is not None:
+            self._finding.cancel()
 
     def unhealthy(self) -> str:
         return ""  # it is the event loop that answers
@@ -192,7 +190,6 @@ class DispatcherMetrics:
         return ""
 
     async def measured(self) -> list[Measured]:
-        await self.counts.catch_up()
         return [sample for sample in await in_slices(self._measured()) if sample is not None]
 
     def _measured(self) -> Iterator[Measured | None]:
