@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .journal import Journal
     from .replaying import Replay, replay
     from .snapshots import Retention, RetentionPlan, plan_retention
-    from .verification import Report, Stats, holds_anything, repair, stats, verify
+    from .verification import Report, holds_anything, repair, verify
 
 __all__ = [
     "FORMAT",
@@ -22,14 +22,12 @@ __all__ = [
     "Report",
     "Retention",
     "RetentionPlan",
-    "Stats",
     "decode",
     "encode",
     "holds_anything",
     "plan_retention",
     "repair",
     "replay",
-    "stats",
     "verify",
 ]
 
@@ -38,7 +36,7 @@ _HOMES = {
     ".journal": ("Journal",),
     ".replaying": ("Replay", "replay"),
     ".snapshots": ("Retention", "RetentionPlan", "plan_retention"),
-    ".verification": (*("Report", "Stats", "holds_anything", "repair", "stats", "verify"),),
+    ".verification": ("Report", "holds_anything", "repair", "verify"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

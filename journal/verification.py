@@ -1,14 +1,13 @@
-"""Maintains a journal: verifies every record, repairs what is safe to repair, counts events."""
+"""Maintains a journal: verifies every record, and repairs what is safe to repair."""
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ..storage import Corrupt, Holdings, Locked, Missing, Record, Storage, StorageError, Writer
+from ..storage import Corrupt, Locked, Missing, Record, Storage, StorageError, Writer
 from ..storage.errors import ACCEPT_LOSS
 from .codec import FORMAT, decode, encode
 from .datasets import stored
@@ -272,47 +271,3 @@ def _last_readable(storage: Storage) -> int:
     except Corrupt:
         pass  # the end of what is readable
     return last
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """What a journal holds."""
-
-    first: int
-    last: int
-    terms: int
-    first_time_ms: int | None  # of the first event; None without events
-    last_time_ms: int | None
-    events: dict[str, int]  # by kind, the most frequent first
-    event_bytes: dict[str, int]  # by kind
-    holdings: Holdings
-
-
-def stats(storage: Storage) -> Stats:
-    """Count a journal's events. Raises Corrupt, NewerFormat."""
-    events: Counter[str] = Counter()
-    event_bytes: Counter[str] = Counter()
-    terms = set()
-    first = storage.first_sequence()
-    last = first - 1
-    first_time_ms = last_time_ms = None
-    for record in storage.read(last):
-        event = decode(record.sequence, record.data)
-        kind = event.WhichOneof("event") or ""
-        events[kind] += 1
-        event_bytes[kind] += len(record.data)
-        terms.add(record.term)
-        last = record.sequence
-        last_time_ms = event.time_ms
-        if first_time_ms is None:
-            first_time_ms = event.time_ms
-    return Stats(
-        first=first,
-        last=last,
-        terms=len(terms),
-        first_time_ms=first_time_ms,
-        last_time_ms=last_time_ms,
-        events=dict(events.most_common()),
-        event_bytes=dict(event_bytes),
-        holdings=storage.holdings(),
-    )

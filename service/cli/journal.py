@@ -150,32 +150,6 @@ def repair(
     raise typer.Exit(1 if left.lost_datasets or not left.can_begin else 0)
 
 
-@app.command(cls=FlagCommand)
-def stats(storage: str = STORAGE, as_json: bool = JSON) -> None:
-    """What the journal holds: events by kind, bytes, times."""
-    from ...journal.verification import stats as count
-
-    with opened(storage) as found:
-        counted = count(found)
-    if as_json:
-        print(json.dumps(asdict(counted), indent=2))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("event", "number", "bytes")
-    for kind, number in counted.events.items():
-        table.add_row(kind, f"{number:,}", f"{counted.event_bytes[kind]:,}")
-    console = Console()
-    console.print(table)
-    if counted.first_time_ms is not None and counted.last_time_ms is not None:
-        console.print(
-            f"from {time_text(counted.first_time_ms)} to {time_text(counted.last_time_ms)}"
-        )
-    console.print(f"sequences {counted.first} to {counted.last} in {counted.terms} terms")
-    console.print(", ".join(f"{k} {v:,}" for k, v in counted.holdings._asdict().items()))
-
-
 def _datasets(storage: Any) -> dict[str, str]:
     from ..dispatcher.graphs import needed_blobs
     from ..dispatcher.recovery import recover

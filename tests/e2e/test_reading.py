@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
-from forebay.journal.verification import stats
+from forebay.journal.codec import decode
 from forebay.service.errors import NotFound
 from forebay.storage import open_storage
 
@@ -155,5 +155,6 @@ class TestKilled:
             got += elements
             assert sorted(got) == list(range(self.SIZE))
         storage = open_storage(str(tmp_path))
-        assert "worker_lost" not in stats(storage).events
+        events = [decode(record.sequence, record.data) for record in storage.read(0)]
+        assert not any(event.HasField("worker_lost") for event in events)
         storage.close()

@@ -18,7 +18,7 @@ from forebay.journal.proto.events_pb2 import (
 )
 from forebay.journal.replaying import replay
 from forebay.journal.snapshots import encode_snapshot
-from forebay.journal.verification import holds_anything, repair, stats, verify
+from forebay.journal.verification import holds_anything, repair, verify
 from forebay.storage import Corrupt, FileStorage, Locked, MemoryStorage, NewerFormat
 from forebay.storage.tfrecord import frame
 
@@ -191,7 +191,7 @@ def test_a_journal_of_a_newer_format_is_not_judged(storage: FileStorage, digest:
     newer.leader_elected.format = 99
     writer.append([encode(newer)])
     writer.close()
-    for look in (verify, stats, repair):
+    for look in (verify, repair):
         with pytest.raises(NewerFormat, match="format 99"):
             look(storage)
 
@@ -338,23 +338,3 @@ def test_damage_that_ends_a_segment_before_others_is_cut_off(
         file.write(b"garbage behind the last batch")
     assert repair(storage, truncate_corrupt=True)
     assert verify(storage).ok
-
-
-# -- stats -----------------------------------------------------------------------------------------
-
-
-def test_stats(storage: FileStorage, digest: str) -> None:
-    found = stats(storage)
-    assert (found.first, found.last, found.terms) == (1, 43, 2)
-    assert found.events == {"splits_leased": 40, "leader_elected": 2, "dataset_registered": 1}
-    assert list(found.events) == ["splits_leased", "leader_elected", "dataset_registered"]
-    assert found.event_bytes["splits_leased"] == sum(len(encode(leased(i))) for i in range(40))
-    assert (found.first_time_ms, found.last_time_ms) == (1000, 5039)
-    assert found.holdings.segments == len(segments(storage))
-    assert (found.holdings.snapshots, found.holdings.blobs) == (2, 1)
-
-
-def test_stats_of_nothing() -> None:
-    found = stats(MemoryStorage())
-    assert (found.first, found.last, found.terms, found.first_time_ms) == (1, 0, 0, None)
-    assert found.events == {}
