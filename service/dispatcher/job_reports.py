@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,21 +73,6 @@ class JobReports:
         self._failed_saves: deque[tuple[int, int]] = deque(maxlen=MOST_ERRORS)  # and when
         for job_id, job in self._jobs.items():
             job.lost = self._lost(job_id)
-        self._see_kind: dict[str, Callable[[Any, int], None]] = {
-            "job_created": self._created,
-            "job_forked": self._created,
-            "iteration_created": self._begun,
-            "consumer_joined": self._joined,
-            "consumer_left": self._left,
-            "worker_registered": self._registered,
-            "worker_lost": self._worker_lost,
-            "lease_lost": self._lease_lost,
-            "delivery_reported": self._dropped,
-            "iteration_collected": self._over,
-            "iteration_summarized": self._over,
-            "job_removed": self._removed,
-            "save_failed": self._save_failed,
-        }
         for _, event in state.recent:
             self._see(event)
         self._losing = ""
@@ -118,14 +102,30 @@ class JobReports:
         kind = event.WhichOneof("event") or ""
         if self._losing and kind != "lease_lost":
             self._explain_losses(kind, event)
-        if (see := self._see_kind.get(kind)) is not None:
-            see(getattr(event, kind), event.time_ms)
-
-    def _created(self, event: ev.JobCreated, _: int) -> None:
-        self._jobs.setdefault(event.job_id, _JobReport(event.name, event.dataset_id))
-
-    def _begun(self, event: ev.IterationCreated, _: int) -> None:
-        self._job_of[event.iteration_id] = event.job_id
+        about = getattr(event, kind)
+        match kind:
+            case "job_created" | "job_forked":
+                self._jobs.setdefault(about.job_id, _JobReport(about.name, about.dataset_id))
+            case "iteration_created":
+                self._job_of[about.iteration_id] = about.job_id
+            case "consumer_joined":
+                self._joined(about, event.time_ms)
+            case "consumer_left":
+                self._left(about, event.time_ms)
+            case "worker_registered":
+                self._addresses[about.worker_id] = about.address
+            case "worker_lost":
+                self._addresses.pop(about.worker_id, None)
+            case "lease_lost":
+                self._losing = about.reason or "its worker has ended them"
+            case "delivery_reported":
+                self._dropped(about, event.time_ms)
+            case "iteration_collected" | "iteration_summarized":
+                self._forget_removed(self._job_of.pop(about.iteration_id, 0))
+            case "job_removed":
+                self._forget_removed(about.job_id)
+            case "save_failed":
+                self._failed_saves.append((about.save_id, event.time_ms))
 
     def _joined(self, event: ev.ConsumerJoined, time_ms: int) -> None:
         job_id = self._job_of.get(event.iteration_id)
@@ -146,31 +146,13 @@ class JobReports:
                 "dismissed": not event.reason.startswith(READ_FAILED),
             })  # fmt: skip
 
-    def _registered(self, event: ev.WorkerRegistered, _: int) -> None:
-        self._addresses[event.worker_id] = event.address
-
-    def _worker_lost(self, event: ev.WorkerLost, _: int) -> None:
-        self._addresses.pop(event.worker_id, None)
-
-    def _over(self, event: ev.IterationCollected | ev.IterationSummarized, _: int) -> None:
-        self._forget_removed(self._job_of.pop(event.iteration_id, 0))
-
-    def _removed(self, event: ev.JobRemoved, _: int) -> None:
-        self._forget_removed(event.job_id)
-
     def _forget_removed(self, job_id: int) -> None:
         if job_id in self._jobs and job_id not in self._gone and job_id not in self._state.jobs:
             self._gone.append(job_id)
             if len(self._gone) > MOST_GONE:
                 del self._jobs[self._gone.popleft()]
 
-    def _save_failed(self, event: ev.SaveFailed, time_ms: int) -> None:
-        self._failed_saves.append((event.save_id, time_ms))
-
     # -- lost splits ---------------------------------------------------------------------------
-
-    def _lease_lost(self, event: ev.LeaseLost, _: int) -> None:
-        self._losing = event.reason or "its worker has ended them"
 
     def _dropped(self, event: ev.DeliveryReported, time_ms: int) -> None:
         """Of pipelines that mix splits, nothing else tells of a loss."""
