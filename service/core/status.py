@@ -11,7 +11,7 @@ import copy
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from msgspec.structs import asdict, replace
@@ -30,16 +30,6 @@ from .ledger import Ledger
 from .lengths import count_known
 from .read_kinds import why_no_task
 from .state import BundleSpec, Claims, Dataset, EndedSave, Iteration, Job, Save, State, fields_of
-
-
-class RefusedPeer(NamedTuple):
-    """A peer that was refused because it knows another journal."""
-
-    who: str
-    journal_id: str
-    sequence: int  # the newest event that it knows in that journal
-    time_ms: int  # of its last request
-
 
 Counted = Callable[[int], dict[str, Any] | None]
 """Returns an iteration's user metrics, by its id."""
@@ -65,7 +55,6 @@ def status(state: State) -> dict[str, Any]:
 
 def encoded_status(
     state: State,
-    refused_peers: Iterable[RefusedPeer] = (),
     counted: Counted = lambda _: None,
     measured: Mapping[str, Any] | None = None,
     observations: JobObservationsOf = lambda _: NOTHING,
@@ -75,7 +64,7 @@ def encoded_status(
     The pieces stay the same when the state changes after the return.
     """
     pieces = [_encode({**_numbers(state), **(measured or {})})[:-1]]
-    for name, parts in _lists(state, refused_peers).items():
+    for name, parts in _lists(state).items():
         pieces += (b',"%b":' % name.encode(), _list(parts))
     jobs = _copy([*state.jobs.values()])
     iterations = _copy([*map(_nameless, state.iterations.values())])
@@ -128,13 +117,10 @@ def _numbers(state: State) -> dict[str, Any]:
     }
 
 
-def _lists(
-    state: State, refused_peers: Iterable[RefusedPeer]
-) -> dict[str, Iterator[dict[str, Any]]]:
+def _lists(state: State) -> dict[str, Iterator[dict[str, Any]]]:
     """The lists' parts, computed lazily."""
     places = {place.address: number for number, place in reversed([*enumerate(state.places)])}
     return {
-        "strangers": (peer._asdict() for peer in refused_peers),
         "datasets": (
             {"dataset_id": d.dataset_id, "unsplittable": cut_error(d.outline.unsplittable) or None}
             for d in state.datasets.values()

@@ -147,6 +147,7 @@ class Dispatcher(Decider):
         appends = self.journal.appends
         return {
             **self.loads.status(),
+            "strangers": [peer._asdict() for peer in self.history.refused_peers()],
             "leads_s": time.monotonic() - self._leads_from_s,
             "append_s": appends.sum_s / max(1, sum(appends.counts)),  # on average
             "storage": self.storage_watch.status(),
@@ -196,10 +197,8 @@ class Dispatcher(Decider):
 
     def encoded_status(self) -> Iterator[bytes]:
         """The status as JSON, in pieces."""
-        refused_peers, counted = self.history.refused_peers(), self.user_metrics.shown
-        return encoded_status(
-            self.state, refused_peers, counted, self.measured(), self.observations
-        )
+        counted = self.user_metrics.shown
+        return encoded_status(self.state, counted, self.measured(), self.observations)
 
     def find_consumer(self, consumer_id: int) -> Consumer:
         """Raises NotFound, with the reason why the consumer is gone."""

@@ -12,11 +12,11 @@ import logging
 import re
 import time
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from ...storage import Fenced, StorageError, Writer
 from ...storage.errors import REPAIR
 from ..core.state import State
-from ..core.status import RefusedPeer
 from ..errors import AnotherJournal, InvalidArgument
 from ..proto import forebay_pb2 as pb
 from ..rate_limited_log import RateLimitedLog
@@ -33,6 +33,15 @@ STRANGER_MS = 60_000
 """A refused peer that is silent for this long has ended or restarted."""
 
 _JOURNAL_ID = re.compile("[0-9a-f]{32}")
+
+
+class RefusedPeer(NamedTuple):
+    """A peer that was refused because it knows another journal, as the status tells it."""
+
+    who: str
+    journal_id: str
+    sequence: int  # the newest event that it knows in that journal
+    time_ms: int  # of its last request
 
 
 class JournalHistory:

@@ -11,7 +11,7 @@ import pytest
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core.machine import apply
 from forebay.service.core.state import Dataset, State
-from forebay.service.core.status import RefusedPeer, encoded_datasets, encoded_status, status
+from forebay.service.core.status import encoded_datasets, encoded_status, status
 from forebay.service.structure import describe
 
 from .make_fold import LIVES, Cluster
@@ -33,21 +33,20 @@ def test_a_status_shows_the_state_at_the_time_of_its_request(life: str) -> None:
     for number, event in enumerate(cluster.events):
         if number % 7 == 0:
             expected = json.loads(json.dumps(status(state)))
-            begun.append((expected, encoded_status(state, (), nothing)))
+            begun.append((expected, encoded_status(state, nothing)))
             for _, pieces in begun[-3:]:
                 next(pieces)
         apply(state, event)
     for expected, pieces in begun:
         rest = b"".join(pieces)
         assert expected["jobs"] == json.loads(b"{" + rest[rest.index(b'"jobs":') :])["jobs"]
-    assert decoded(encoded_status(state, (), nothing)) == json.loads(json.dumps(status(state)))
+    assert decoded(encoded_status(state, nothing)) == json.loads(json.dumps(status(state)))
 
 
 def test_a_status_includes_facts_that_are_not_in_the_state() -> None:
-    refused_peer = RefusedPeer("worker w:1", "other", 3, 4)
     state = growing()[0].state
-    found = decoded(encoded_status(state, [refused_peer], lambda number: {"of": number}))
-    assert found["strangers"] == [refused_peer._asdict()]
+    found = decoded(encoded_status(state, lambda number: {"of": number}, {"strangers": ["w:1"]}))
+    assert found["strangers"] == ["w:1"]
     iterations = [each for job in found["jobs"] for each in job["iterations"]]
     assert iterations and all(
         each["metrics"] == {"of": each["iteration_id"]} for each in iterations

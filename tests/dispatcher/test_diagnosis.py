@@ -10,8 +10,9 @@ import pytest
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
-from forebay.service.core.status import RefusedPeer, encoded_status
+from forebay.service.core.status import encoded_status
 from forebay.service.diagnosis import findings
+from forebay.service.dispatcher.history import RefusedPeer
 from forebay.service.findings import Finding
 
 from .test_loads import EVERY_S, WINDOW_S, Cluster
@@ -21,10 +22,9 @@ TOLD = dict.fromkeys(("network_ms", "dispatcher_ms", "no_task_ms", "bytes"), 0.0
 
 
 def status(cluster: Cluster, **more: Any) -> dict[str, Any]:
-    told = {**LED, **cluster.loads.status(), **more}
-    refused_peers = (RefusedPeer("worker w:9", "other", 3, 0),) if more else ()
-    pieces = encoded_status(cluster.state, refused_peers, lambda _: None, told)
-    return dict(json.loads(b"".join(pieces)))
+    strangers = [RefusedPeer("worker w:9", "other", 3, 0)._asdict()] if more else []
+    told = {**LED, **cluster.loads.status(), "strangers": strangers, **more}
+    return dict(json.loads(b"".join(encoded_status(cluster.state, measured=told))))
 
 
 def network(cluster: Cluster) -> None:
