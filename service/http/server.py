@@ -22,7 +22,6 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
-from aiohttp.http_exceptions import BadHttpMethod
 
 from ...storage.thread_pool import in_a_thread
 from ..address_forms import in_brackets
@@ -71,21 +70,12 @@ class _BadRequests(logging.LoggerAdapter[logging.Logger]):
         super().__init__(logger)
         self._rate_limited_log = rate_limited_log
 
-    def exception(self, msg: object, *args: object, exc_info: Any = True, **how: Any) -> None:
-        if isinstance(exc_info, HttpProcessingError):
-            self._complain(exc_info, *args)
-        else:
-            super().exception(msg, *args, exc_info=exc_info, **how)
-
-    def debug(self, msg: object, *args: object, exc_info: Any = None, **how: Any) -> None:
-        """Among others, TLS on a port without it."""
-        if isinstance(exc_info, BadHttpMethod):
-            self._complain(exc_info, *args)
-        else:
-            super().debug(msg, *args, exc_info=exc_info, **how)
-
-    def _complain(self, error: HttpProcessingError, *args: object) -> None:
-        said, host = " ".join(error.message.split())[:200], args[-1] if args else "somebody"
+    def log(self, level: int, msg: object, *args: object, exc_info: Any = None, **how: Any) -> None:
+        """Among others, of TLS on a port without it, for which aiohttp has the level debug."""
+        if not isinstance(exc_info, HttpProcessingError):
+            super().log(level, msg, *args, exc_info=exc_info, **how)
+            return
+        said, host = " ".join(exc_info.message.split())[:200], args[-1] if args else "somebody"
         self._rate_limited_log.warn("a request of %s is not HTTP: %s", host, ascii(said))
 
 
