@@ -241,15 +241,15 @@ def decisions(
     """What was decided for a job, for people: the first weights of a mixture, the fork that it
     began with, and its changes, or the `last` ones.
 
-    `steps(n)` are the steps by its first n changes. A change is described in steps as they were
-    before it, and a fork in steps as they are now.
+    `steps(n)` are the steps by its first n changes. All is described in steps as they were before.
     """
     names = [source.name for source in sources]
     if sources:
         nobody = {"reason": None, "who": None, "changed_ms": None}
         yield {"from_step": 0, "weights": _weights(names, [s.share for s in sources]), **nobody}
     if (fork := job.fork) is not None:
-        at = None if fork.place == MAX_POSITION else steps(len(job.changes)).step_of(fork.place)
+        inherited = sum(change.time_ms <= fork.time_ms for change in job.changes)
+        at = None if fork.place == MAX_POSITION else steps(inherited).step_of(fork.place)
         yield {"from_step": at, "fork_of": fork.origin, **_decided(fork)}
     for number, change in [*enumerate(job.changes)][-(last or len(job.changes)) :]:
         first, stop = map(steps(number).step_of, (change.place, change.place + change.skipped))

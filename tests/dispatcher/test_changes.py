@@ -294,6 +294,8 @@ def test_a_fork_that_is_asked_for_again_parts_where_it_did() -> None:
     fork = pb.ChangeScheduleRequest(job="mixed", fork="other", from_step=10)
     first = asyncio.run(group.changes.change(fork, ("caller", 1), ""))
     assert group.changes.schedules.find("other").name == "other", "named as its origin is"
+    _, forked = group.changes.schedules.status()
+    assert [c["from_step"] for c in forked["changes"]] == [0, 10, 5, 3], "steps as at the fork"
     group.change(from_step=1, stop=2)
     assert asyncio.run(group.changes.change(fork, ("caller", 1), "")) == first
     for name in ("other", "dataset_id=/plain/other"):
