@@ -14,15 +14,12 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ..blocks import Block, split
 from ..errors import InvalidArgument
 from ..task_context import TaskContext
-from .open_iterations import Taker, stopping
-
-if TYPE_CHECKING:
-    from .consumer import Consumer
+from .open_iterations import OpenConsumer, Taker, stopping
 
 log = logging.getLogger(__name__)
 
@@ -241,13 +238,13 @@ def may_repeat(name: str) -> bool:
     return not stopping.is_set() or element_limits.may_give(element_limits.next_of(name))
 
 
-def stop(consumer: Consumer) -> None:
+def stop(consumer: OpenConsumer) -> None:
     """Give TensorFlow nothing more, if this consumer reads in lockstep."""
     if isinstance(consumer.taker, LimitedTaker):
         consumer.taker.leave()
 
 
-def leave(consumer: Consumer, timeout_s: float) -> None:
+def leave(consumer: OpenConsumer, timeout_s: float) -> None:
     """Leave once the consumer has reached the common limit, or after the timeout."""
     if isinstance(consumer.taker, LimitedTaker):
         consumer.taker.wait_until_over(timeout_s)

@@ -11,10 +11,7 @@ import atexit
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from .consumer import Consumer
+from typing import Protocol
 
 GOODBYES_S = 3.0
 """How long the process takes at most, at its exit, to close consumers that still read."""
@@ -45,6 +42,21 @@ class Taker(Protocol):
 
     def close(self) -> None:
         """Close the iteration. Raises ValueError if another thread is executing it."""
+
+
+class OpenConsumer(Protocol):
+    """A consumer that must be closed before the process exits."""
+
+    taker: Taker | None
+
+    def is_ours(self) -> bool:
+        """Whether this process made it, not the process that was forked."""
+
+    def leave(self) -> None:
+        """Close once a taker has given its last element. Called by any thread."""
+
+    def close(self, left: int = 0) -> None:
+        """Leave. `left` elements of the last block were not given to the trainer."""
 
 
 class Stopping:
@@ -88,19 +100,19 @@ class Stopping:
 
 stopping = Stopping()
 
-_open: weakref.WeakSet[Consumer] = weakref.WeakSet()
+_open: weakref.WeakSet[OpenConsumer] = weakref.WeakSet()
 
 
-def opened(consumer: Consumer) -> None:
+def opened(consumer: OpenConsumer) -> None:
     _open.add(consumer)
 
 
-def closed(consumer: Consumer) -> None:
+def closed(consumer: OpenConsumer) -> None:
     """Forgets a consumer that is closed or being closed. Idempotent."""
     _open.discard(consumer)
 
 
-def open_consumers() -> list[Consumer]:
+def open_consumers() -> list[OpenConsumer]:
     """The open consumers that this process made."""
     return [consumer for consumer in list(_open) if consumer.is_ours()]
 
@@ -116,7 +128,7 @@ def could_close(close: Callable[[], None]) -> bool:
     return True
 
 
-def close_between_steps(consumer: Consumer) -> None:
+def close_between_steps(consumer: OpenConsumer) -> None:
     """Close a consumer in the thread that takes its elements, while it takes none."""
     taker = consumer.taker
     consumer.close(taker.left() if taker is not None and could_close(taker.close) else 0)

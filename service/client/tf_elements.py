@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -58,11 +58,14 @@ NOTHING = Block(0, ())
 Tensor = Any
 
 
-OpenBlocks = Callable[[], Any]
-"""Returns an iterable of blocks, which one thread at a time iterates over, and then closes."""
+class BlockIterator(Protocol):
+    """Yields blocks to one thread at a time. `close` is called once, at the end."""
+
+    def __iter__(self) -> Iterator[Block]: ...
+    def close(self) -> None: ...
 
 
-def number_of(open_blocks: OpenBlocks, *, kept: bool) -> int:
+def number_of(open_blocks: Callable[[], BlockIterator], *, kept: bool) -> int:
     """The number of this block source in graphs: for ever if `kept`, else until it is evicted."""
     number = sources.add(BlockSource(open_blocks))
     if not kept:
@@ -71,7 +74,7 @@ def number_of(open_blocks: OpenBlocks, *, kept: bool) -> int:
 
 
 def dataset_of_blocks(
-    open_blocks: OpenBlocks | Tensor,
+    open_blocks: Callable[[], BlockIterator] | Tensor,
     element_spec: Any,
     *,
     compressed: bool = False,
