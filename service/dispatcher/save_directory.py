@@ -19,7 +19,7 @@ from ...storage.tfrecord import frame
 from ..core.saves import is_absolute
 from ..core.state import EndedSave, Save
 from ..errors import FailedPrecondition, InvalidArgument
-from ..pipelines.definitions import split_tensor
+from ..proto import graph_pb2
 from ..proto import tf_service_pb2 as tf
 from ..save_files import (
     CHUNKS,
@@ -34,6 +34,20 @@ from ..save_files import (
 )
 
 log = logging.getLogger(__name__)
+
+DT_STRING, DT_INT64 = 7, 9
+SCALAR = graph_pb2.TensorShape()
+
+
+def split_tensor(split: int | str) -> bytes:
+    """A split for TensorFlow's workers, a number or a file: a serialized TensorProto."""
+    tensor = graph_pb2.TensorProto(dtype=DT_INT64, tensor_shape=SCALAR)
+    if isinstance(split, str):
+        tensor.dtype = DT_STRING
+        tensor.string_val.append(split.encode())
+    else:
+        tensor.tensor_content = split.to_bytes(8, "little", signed=True)
+    return tensor.SerializeToString()
 
 
 def split_files(save: Save, number: int, written: Sequence[int]) -> dict[str, int]:

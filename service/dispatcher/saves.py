@@ -270,7 +270,7 @@ class Saves:
             response.end_of_splits = True
         else:
             source = save.definition.sources[event.source]
-            response.split = definitions.split_tensor(split_value(source, event.number))
+            response.split = directory.split_tensor(split_value(source, event.number))
         return response
 
     def catch_up(self) -> None:

@@ -42,13 +42,13 @@ from ..pipelines.definitions import (
     require_bytes,
     sanitize,
     split_sources,
-    split_tensor,
 )
 from ..proto import tf_service_pb2 as pb
 from ..saved_chunks import chunk_path
 from . import bounds
 from .answering import Rpc, answering
 from .dispatcher import Dispatcher
+from .save_directory import split_tensor
 from .task_pusher import TaskPusher
 
 SERVICE = "tensorflow.data.DispatcherService"

@@ -20,7 +20,6 @@ from .tf_data import canonical
 from .tf_data import split_sources as walks
 from .tf_data.canonical import sanitize as sanitize
 from .tf_data.constants import TensorFacts
-from .tf_data.constants import split_tensor as split_tensor
 from .tf_data.graphs import Graph, InvalidGraph
 from .tf_data.graphs import graph_without_compression as graph_without_compression
 from .tf_data.operations import forbidden as forbidden

@@ -20,9 +20,9 @@ from forebay.service.core import commands as c
 from forebay.service.dispatcher import growing_sources
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.dispatcher_servicer import DispatcherServicer
+from forebay.service.dispatcher.save_directory import split_tensor
 from forebay.service.dispatcher.tf_data_dispatcher_servicer import TfDataDispatcherServicer
 from forebay.service.errors import FailedPrecondition, Unavailable
-from forebay.service.pipelines.definitions import split_tensor
 from forebay.service.proto import forebay_pb2
 from forebay.service.proto import tf_service_pb2 as pb
 from forebay.storage import MemoryStorage, Storage

@@ -32,7 +32,6 @@ from forebay.service.errors import (
     NotFound,
     Unimplemented,
 )
-from forebay.service.pipelines.definitions import split_tensor
 from forebay.service.proto import forebay_pb2
 from forebay.service.proto import graph_pb2 as graph
 from forebay.service.proto import tf_service_pb2 as pb
@@ -134,7 +133,7 @@ def test_the_directory_is_tensorflows(tmp_path: Path) -> None:
         ]
         assert (await served.beat(), await served.beat(2)) == ([0], [1])
         got = [await served.split(), await served.split(2, 1), await served.split(2, 1)]
-        values = [split_tensor(value) for value in range(3)]
+        values = [save_directory.split_tensor(value) for value in range(3)]
         assert got == [(0, values[0]), (0, values[1]), (1, values[2])]
         assert await served.split(pass_number=1) == (1, values[0])
         assert splits_in(path) == {
@@ -202,7 +201,7 @@ def test_the_next_dispatcher_writes_the_files_of_journaled_decisions(
     serve(storage, path, rest)
     assert not list(tmp_path.glob("*.preparing"))
     files = splits_in(path)
-    assert list(files.values()) == [split_tensor(value) for value in range(SIZE)]
+    assert list(files.values()) == [save_directory.split_tensor(value) for value in range(SIZE)]
     names = [name.rpartition("/")[2] for name in files]
     assert names == [f"split_{n}_{n}" for n in range(SIZE)]
     # A worker that missed an answer reads the split from its file: it sees that the index jumps.
@@ -220,7 +219,7 @@ def test_a_torn_split_file_is_written_again(tmp_path: Path) -> None:
 
     async def again(served: Served) -> None:
         assert await served.beat() == [0]
-        assert await served.split() == (3, split_tensor(3))
+        assert await served.split() == (3, save_directory.split_tensor(3))
 
     serve(storage, path, steps)
     written = splits_in(path)

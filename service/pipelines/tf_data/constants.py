@@ -82,10 +82,3 @@ def serialized(kind: int, tensor: Any) -> bytes:
         proto.tensor_content = tensor.tobytes()
     data: bytes = proto.SerializeToString()
     return data
-
-
-def split_tensor(split: int | str) -> bytes:
-    """A split, a number or a file, as TensorFlow's workers get it."""
-    if isinstance(split, str):
-        return serialized(STRING, split.encode())
-    return serialized(INT64, np.int64(split))
