@@ -59,10 +59,9 @@ class StreamWriters:
         is ended has lost its assignment, so its commits are refused."""
         listed = {_key(stream): stream for stream in streams}
         with self._lock:
-            for key, writer in [*self._writers.items()]:
-                if not (partial or key in listed):
-                    writer.cancel()
-                if writer.cancelled.is_set() and writer.join(0):
+            for key in () if partial else self._writers.keys() - listed.keys():
+                self._writers[key].cancel()
+                if self._writers[key].join(0):
                     del self._writers[key]
             for key, stream in listed.items():
                 if key not in self._writers and self._begins:
