@@ -306,8 +306,10 @@ def saved(cluster: Cluster) -> None:
     cluster.elect(1)
     definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=10)])
 
-    def start(path: str) -> int:
-        command = c.StartSave(path=path, definition=definition, metadata=b"m", prepared=f"{path}.p")
+    def start(path: str, is_gone: bool = False) -> int:
+        command = c.StartSave(
+            path=path, definition=definition, metadata=b"m", prepared=f"{path}.p", is_gone=is_gone
+        )
         return do(command).save_id
 
     def assign(worker_id: int) -> None:
@@ -361,7 +363,7 @@ def saved(cluster: Cluster) -> None:
     failed = start("/failed")
     assign(one)
     do(c.FailSave(save_id=failed, code="INTERNAL", message="why", stream=0, worker_uid=4))
-    again = start("/failed")
+    again = start("/failed", is_gone=True)
     assign(third)
     complete(again, 0, 3)
     start("/waiting")
