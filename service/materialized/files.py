@@ -121,10 +121,10 @@ class NewFile:
     """A file that is being written, under a temporary name until `publish`. A context manager: it
     deletes what was not published, if possible; else the next run does."""
 
-    def __init__(self, directory: str) -> None:
-        """Its temporary name begins with TEMPORARY. Raises Unavailable."""
+    def __init__(self, directory: str, owner: str = "") -> None:
+        """Its temporary name begins with TEMPORARY and `owner`. Raises Unavailable."""
         self._directory = directory
-        self._path = f"{directory}/{TEMPORARY}{uuid.uuid4().hex}"
+        self._path = f"{directory}/{TEMPORARY}{owner}{uuid.uuid4().hex}"
         self._file: BinaryIO = _asked(
             lambda: _beam().create(self._path, compression_type=_uncompressed()), directory
         )

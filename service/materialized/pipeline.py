@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Sequence
 
 import apache_beam as beam
@@ -21,7 +22,7 @@ from ..pipelines.splits import SplitRange
 from ..proto import forebay_pb2 as pb
 from . import files
 from .layout import Plan, read_plan, shards_in
-from .records import elements_of, record
+from .records import Records, elements_of
 
 UNLISTED = {"DaskRunner": "apache_beam.runners.dask.dask_runner.DaskRunner"}
 """Runners that Beam 2.77 finds only by their full names."""
@@ -99,6 +100,7 @@ class WriteShard(beam.DoFn):  # type: ignore[misc]
         self._directory = directory
         self._op_libraries = op_libraries
         self._caller = os.uname().nodename, os.getpid()
+        self.name = uuid.uuid4().hex[:8]  # the prefix of this run's unpublished files
 
     def setup(self) -> None:
         """Raises FailedPrecondition without a plan, Corrupt, and what opening a pipeline raises."""
@@ -132,12 +134,13 @@ class WriteShard(beam.DoFn):  # type: ignore[misc]
         plan, pipeline = self._opened
         first, count = plan.bundle(number)
         run = pipeline.bundle(SplitRange(first, count, 0), number=number, seed=plan.seed)
+        records = Records(plan.components)
         elements = size = checksum = 0
         try:
-            with files.NewFile(self._directory) as new:
+            with files.NewFile(self._directory, self.name) as new:
                 for block in run.blocks():
                     for element in elements_of(block):
-                        data = frame(record(plan.components, element))
+                        data = frame(records.encode(element))
                         new.write(data)
                         elements, size = elements + 1, size + len(data)
                         checksum = google_crc32c.extend(checksum, data)

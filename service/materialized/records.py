@@ -48,12 +48,16 @@ def elements_of(block: Block) -> Iterator[tuple[Any, ...]]:
     return zip(*columns, strict=True)
 
 
-def record(components: Sequence[ComponentSpec], element: tuple[Any, ...]) -> bytes:
-    """An element of these components as a record."""
-    example = Example()
-    features = example.features.feature
-    for component, tensor in zip(components, element, strict=True):
-        value = serialized(TYPES[component.dtype], tensor)
-        features[component.name].bytes_list.value.append(value)
-    data: bytes = example.SerializeToString(deterministic=True)
-    return data
+class Records:
+    """Encodes elements of these components as records."""
+
+    def __init__(self, components: Sequence[ComponentSpec]) -> None:
+        self._components = [(component.name, TYPES[component.dtype]) for component in components]
+
+    def encode(self, element: tuple[Any, ...]) -> bytes:
+        example = Example()
+        features = example.features.feature
+        for (name, kind), tensor in zip(self._components, element, strict=True):
+            features[name].bytes_list.value.append(serialized(kind, tensor))
+        data: bytes = example.SerializeToString(deterministic=True)
+        return data

@@ -92,6 +92,7 @@ def materialize(
     _require_same(directory, plan, wanted, shards)
     data = dataset.SerializeToString(deterministic=True)
     files.replace(f"{directory}/{plan.dataset_name}", data)
+    left_over = [*files.listed(directory, files.TEMPORARY)]  # of attempts that were killed
     there = shards_in(directory, plan, verify=verify)
     for name in there.broken:
         log.warning("%s/%s is damaged, and is written again", directory, name)
@@ -99,8 +100,10 @@ def materialize(
     missing = [number for number in range(plan.shards) if number not in there.whole]
     if missing:
         log.info("%d of %d shards are to be written", len(missing), plan.shards)
-        write_shards(pipeline, WriteShard(directory, op_libraries), missing)
-    return _finished(directory, plan, len(missing))
+        write = WriteShard(directory, op_libraries)
+        write_shards(pipeline, write, missing)
+        left_over += files.listed(directory, f"{files.TEMPORARY}{write.name}")
+    return _finished(directory, plan, len(missing), left_over)
 
 
 def _plan_of(
@@ -193,10 +196,10 @@ def _begun(directory: str, wanted: Plan) -> Plan:
     return Plan.decode(files.read(path), path)
 
 
-def _finished(directory: str, plan: Plan, written: int) -> Materialized:
-    """Delete what is no shard of the dataset, once all shards are there: no attempt, of this run or
-    of an equal one, is of use any more. Raises PipelineError if a shard is missing,
-    FailedPrecondition if another run writes to the directory, Unavailable."""
+def _finished(directory: str, plan: Plan, written: int, left_over: Sequence[str]) -> Materialized:
+    """Delete what is no shard of the dataset, once all shards are there. `left_over` are the names
+    of unpublished files. Raises PipelineError if a shard is missing, FailedPrecondition if another
+    run writes to the directory, Unavailable."""
     shards = shards_in(directory, plan)
     if missing := [number for number in range(plan.shards) if number not in shards.whole]:
         raise PipelineError(
@@ -210,6 +213,6 @@ def _finished(directory: str, plan: Plan, written: int) -> Materialized:
             f"another run writes to {directory}, or has deleted it: give each a directory of its "
             "own"
         )
-    unused = (*shards.broken, *shards.others, *files.listed(directory, files.TEMPORARY))
+    unused = (*shards.broken, *shards.others, *left_over)
     files.delete(f"{directory}/{name}" for name in unused)
     return Materialized(directory, shards.elements, shards.bytes, plan.shards, written)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from forebay.service import structure
 from forebay.service.block_limits import TYPES
 from forebay.service.materialized.layout import ComponentSpec
-from forebay.service.materialized.records import names_of, record
+from forebay.service.materialized.records import Records, names_of
 
 ELEMENT: dict[str, Any] = {
     **{
@@ -30,9 +30,9 @@ def test_a_record_is_what_tensorflow_makes_and_parses() -> None:
         for name, part in ELEMENT.items()
     }
     components = [ComponentSpec(name, dtype) for name, dtype in dtypes.items()]
-    made = record(components, tuple(ELEMENT.values()))
+    record = Records(components).encode(tuple(ELEMENT.values()))
     wanted = {name: tf.io.FixedLenFeature([], tf.string) for name in ELEMENT}
-    features = tf.io.parse_single_example(made, wanted)
+    features = tf.io.parse_single_example(record, wanted)
     for name, tensor in ELEMENT.items():
         parsed = tf.io.parse_tensor(features[name], dtypes[name]).numpy()
         assert np.shape(parsed) == np.shape(tensor)
