@@ -15,7 +15,6 @@ Files appear atomically: they are written under another name, then renamed.
 
 from __future__ import annotations
 
-import errno
 import os
 import uuid
 
@@ -25,11 +24,6 @@ SPEC = "dataset_spec.pb"
 DONE = "DONE"
 ERROR = "ERROR"
 IDENTITY = "forebay_save"
-
-_CODES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "RESOURCE_EXHAUSTED"),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "PERMISSION_DENIED"),
-}
 
 
 def graph_file(path: str) -> str:
@@ -56,11 +50,6 @@ def uncommitted_directory(path: str, stream: int) -> str:
 def chunk_file(path: str, stream: int, number: int, elements: int) -> str:
     """The path of a committed chunk."""
     return f"{path}/{CHUNKS}/chunk_{stream}_{number}_{elements}"
-
-
-def code_of(error: OSError) -> str:
-    """The canonical status of a save that fails by this I/O error."""
-    return _CODES.get(error.errno or 0, "FAILED_PRECONDITION")
 
 
 def write_whole(path: str, data: bytes, *, durable: bool = True) -> None:

@@ -58,6 +58,14 @@ def distributed_save(
     an error of `tf.errors` too.
     """
     parse_service(service)
+    request = save_request(dataset, path, compression)
+    request.request.CopyFrom(ev.Request(caller=uuid.uuid4().hex, number=1))  # for a retry
+    with DispatcherClient(service) as client:
+        client.call(request, pb.StartSaveResponse, timeout_s=60, patience_s=PATIENCE_S)
+
+
+def save_request(dataset: Dataset, path: str, compression: str | None) -> pb.StartSaveRequest:
+    """The request of `distributed_save`, without a request number. Raises InvalidArgument."""
     if not isinstance(compression, str | None) or compression not in _COMPRESSIONS:
         raise InvalidArgument(
             f"Invalid `compression` argument: {compression}. Must be one of {list(_COMPRESSIONS)}."
@@ -77,12 +85,9 @@ def distributed_save(
         element_spec=encode_element_spec(dataset.element_spec),
         compression=_COMPRESSIONS[compression],
     )
-    request = pb.StartSaveRequest(
-        request=ev.Request(caller=uuid.uuid4().hex, number=1),  # for a retry
+    return pb.StartSaveRequest(
         path=path,
         graph=graph,
         sources=split_sources(graph, evaluate),
         metadata=metadata.SerializeToString(),
     )
-    with DispatcherClient(service) as client:
-        client.call(request, pb.StartSaveResponse, timeout_s=60, patience_s=PATIENCE_S)

@@ -57,7 +57,14 @@ def _start_save(state: State, command: StartSave) -> Decision:
             f"a dataset cannot be saved to {path!r}: give the absolute path of a directory that "
             "the dispatcher, all workers and all readers see under this name"
         )
-    if state.save_at.get(path) in state.saves or not command.is_gone:
+    for other in state.saves.values():
+        if path != other.path and (is_within(path, other.path) or is_within(other.path, path)):
+            raise InvalidArgument(
+                f"a dataset cannot be saved to {path}: the save at {other.path} is being written, "
+                "and one would lie in the directory of the other; save to another path"
+            )
+    save_id = state.save_at.get(path)
+    if save_id in state.saves or not command.is_gone:
         raise AlreadyExists(
             f"tf.data snapshot at {path} is already started or completed, or something else is "
             "there; save to another path, or delete it once the save is over"
@@ -81,6 +88,11 @@ def _start_save(state: State, command: StartSave) -> Decision:
 def is_absolute(path: str) -> bool:
     """Whether the path is absolute and free of NUL; does not look at the file system."""
     return path.startswith("/") and "\0" not in path
+
+
+def is_within(path: str, directory: str) -> bool:
+    """Whether the path is the directory or lies in it; both must be normalized."""
+    return f"{path}/".startswith(f"{directory.rstrip('/')}/")
 
 
 def _needs_stock_workers(why: str) -> str:

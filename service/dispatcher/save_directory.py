@@ -35,6 +35,11 @@ from ..save_files import (
 
 log = logging.getLogger(__name__)
 
+_CODES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "RESOURCE_EXHAUSTED"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "PERMISSION_DENIED"),
+}
+
 DT_STRING, DT_INT64 = 7, 9
 SCALAR = graph_pb2.TensorShape()
 
@@ -174,3 +179,8 @@ def cannot_write(path: str, error: OSError) -> FailedPrecondition:
         f"({error.filename or path}); give a path on a file system with enough space that the "
         "dispatcher and all workers may write to"
     )
+
+
+def code_of(error: OSError) -> str:
+    """The canonical status of a save that fails by this I/O error."""
+    return _CODES.get(error.errno or 0, "FAILED_PRECONDITION")

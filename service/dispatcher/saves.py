@@ -34,7 +34,6 @@ from ..core.state import Save, Worker
 from ..errors import FailedPrecondition, ForebayError, InvalidArgument
 from ..pipelines import definitions
 from ..proto import tf_service_pb2 as tf
-from ..save_files import code_of
 from . import save_directory as directory
 from .decider import Decider
 
@@ -306,7 +305,7 @@ class Saves:
                 return True
             except OSError as error:
                 reason = str(directory.cannot_write(save.path, error))
-                code = code_of(error)
+                code = directory.code_of(error)
         await self._decider.execute(c.FailSave(save_id=save_id, code=code, message=reason))
         return False
 

@@ -11,6 +11,7 @@ harm: the dispatcher refuses its commits.
 from __future__ import annotations
 
 import copy
+import errno
 import logging
 import os
 import threading
@@ -26,10 +27,20 @@ from ..errors import FailedPrecondition, ForebayError, Unavailable, cut_error, s
 from ..pipelines import Chunk, Run, SplitRange
 from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2 as tf
-from ..save_files import chunk_file, code_of, graph_file, sync_directory, uncommitted_directory
+from ..save_files import (
+    DONE,
+    chunk_file,
+    graph_file,
+    stream_directory,
+    sync_directory,
+    uncommitted_directory,
+    write_whole,
+)
 from .options import WorkerOptions
 
 log = logging.getLogger(__name__)
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 MAX_DOUBLINGS = 5
 """How often the time limit of a chunk doubles: from 10 s to about 5 minutes."""
@@ -152,7 +163,7 @@ class StreamWriter:
         except ForebayError as error:
             code, message = status_of(error), getattr(error, "message", str(error))
         except OSError as error:
-            code = code_of(error)
+            code = "RESOURCE_EXHAUSTED" if error.errno in _FULL else "FAILED_PRECONDITION"
             where = error.filename or self.stream.path
             message = f"{error.strerror or error} ({where}); it is written by {self._uid}"
         except BaseException as bug:  # the save's readers must not wait for ever
@@ -215,6 +226,7 @@ class StreamWriter:
         finally:
             pipeline.close()
         self._remove_uncommitted()
+        write_whole(f"{stream_directory(stream.path, stream.stream)}/{DONE}", b"")
         return True
 
     def _remove_uncommitted(self) -> None:

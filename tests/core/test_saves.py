@@ -293,6 +293,16 @@ def test_one_kind_of_workers_writes_a_save_which_waits_for_it_and_says_so(
     assert given.assign(again) == [(save.save_id, 0)]
 
 
+def test_a_save_within_another_is_refused(given: Saves) -> None:
+    save = given.start("/a/b")
+    for path in ("/a/b/c", "/a/b/c/d", "/a", "/"):
+        with pytest.raises(InvalidArgument, match=r"the save at /a/b is being written"):
+            given.start(path)
+    given.start("/a/bc")
+    given.when(c.FailSave(save_id=save.save_id, code="UNKNOWN", message=""))
+    given.start("/a/b/c")
+
+
 def test_the_first_error_of_who_writes_it_ends_a_save(given: Saves) -> None:
     save = given.start()
     one, two = given.worker(1, stock=True), given.worker(2, stock=True)
