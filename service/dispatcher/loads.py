@@ -120,8 +120,9 @@ class Loads:
         self._gone_s = gone_s
         self._window_s = window_ms / 1000
         self._jobs: dict[int, MeasuredJob] = {}
-        self.told: dict[int, pb.WorkerHeartbeatRequest] = {}
-        """By worker: its newest heartbeat, with its memory budget and the load of each job."""
+        self.memory: dict[int, tuple[int, dict[int, pb.JobLoad]]] = {}
+        """By worker: its budget in bytes, and the newest load of each of its jobs."""
+        self._told: dict[int, pb.WorkerHeartbeatRequest] = {}  # by worker, in the same way
         self.wanted: Wanted | None = None  # before the first judgement
         self._saves = WindowedMaximum(HOLDS * self._window_s)
 
@@ -149,7 +150,8 @@ class Loads:
             return
         worker_id = worker.worker_id
         loads = {load.job_id: load for load in told.loads if load.job_id in state.jobs}
-        self.told[worker_id] = told
+        self.memory[worker_id] = told.memory_budget, loads
+        self._told[worker_id] = told
         if worker.draining:
             return  # its tasks go on elsewhere
         for job_id, job in self._jobs.items():
@@ -195,16 +197,14 @@ class Loads:
             "memory": [
                 {
                     "address": self._state.workers[worker_id].address,
-                    "budget_bytes": told.memory_budget,
-                    "host": _host(told),
-                    "cache": _numbers(told, "cache"),
+                    "budget_bytes": budget,
+                    "host": _host(self._told[worker_id]),
+                    "cache": _numbers(self._told[worker_id], "cache"),
                     "jobs": [
-                        {name: getattr(load, name) for name in MEMORY}
-                        for load in told.loads
-                        if load.job_id in self._state.jobs
+                        {name: getattr(load, name) for name in MEMORY} for load in loads.values()
                     ],
                 }
-                for worker_id, told in self.told.items()
+                for worker_id, (budget, loads) in self.memory.items()
                 if worker_id in self._state.workers
             ],
         }
@@ -272,7 +272,8 @@ class Loads:
     def judge_all(self) -> Iterator[None]:
         """A step for each job."""
         state, now_s = self._state, time.monotonic()
-        self.told = {i: told for i, told in self.told.items() if i in state.workers}
+        self.memory = {i: of for i, of in self.memory.items() if i in state.workers}
+        self._told = {i: told for i, told in self._told.items() if i in state.workers}
         read = {
             state.iterations[c.iteration_id].job_id
             for i, c in state.consumers.items()

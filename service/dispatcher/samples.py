@@ -88,7 +88,7 @@ class LoadSampler:
         jobs = [] if hangs else [job for _, job in loads.jobs()]
         workers = [one for job in jobs if job.load for one in job.by_worker.values()]
         events, self._sequence = state.sequence - self._sequence, state.sequence
-        told = loads.told.values()
+        memory = loads.memory.values()
         sample = (
             None if hangs else sum(job.load.rate for job in jobs if job.load),
             *(
@@ -99,8 +99,8 @@ class LoadSampler:
                 sum(getattr(one, share) for one in workers) / len(workers) if workers else None
                 for share in WORKERS_DO
             ),
-            sum(load.held_bytes for one in told for load in one.loads),
-            sum(one.memory_budget for one in told),
+            sum(load.held_bytes for _, of in memory for load in of.values()),
+            sum(budget for budget, _ in memory),
             len(state.workers),
             None if loads.wanted is None else loads.wanted.workers,
             len(state.consumers),

@@ -143,7 +143,7 @@ class NewFile:
             _asked(lambda: self._claim(path), path)
         except Unavailable:
             # A faster run may have deleted our temporary file as a leftover.
-            if not _asked(lambda: _beam().exists(path), path):
+            if not _asked(lambda: _exists(path), path):
                 raise
 
     def _close(self) -> None:
@@ -158,8 +158,12 @@ class NewFile:
                 with contextlib.suppress(FileExistsError):
                     os.link(self._path, path)
                 return
-        if not _beam().exists(path):
+        if _exists(path):
+            return
+        if is_remote(path):
             _beam().rename([self._path], [path])
+        else:
+            os.replace(self._path, path)
 
     def __enter__(self) -> Self:
         return self
@@ -175,6 +179,10 @@ def delete(paths: Iterable[str]) -> None:
     """Delete those files that exist. Raises Unavailable."""
     for path in paths:
         _asked(lambda path=path: _delete(path), path)  # type: ignore[misc]
+
+
+def _exists(path: str) -> bool:
+    return bool(_beam().exists(path)) if is_remote(path) else os.path.exists(path)
 
 
 def _delete(path: str) -> None:

@@ -14,30 +14,35 @@ from ..block_limits import TYPES
 from ..blocks import Block
 from ..pipelines.tf_data.constants import serialized
 from ..proto.example_pb2 import Example
-from ..structure import members_of
 from .layout import ComponentSpec
 
 
 def names_of(structure: str) -> list[str]:
     """A unique name for each component of the elements: its path, else its number."""
-    names = list(_names(json.loads(structure), ()))
+    names = list(_names(json.loads(structure), ""))
     if len({*names}) < len(names):  # keys may contain dots
         return [f"{number}" for number in range(len(names))]
     return names
 
 
-def _names(node: dict[str, Any], path: tuple[str, ...]) -> Iterator[str]:
-    for key, _, member in members_of(node):
-        yield from _names(member, (*path, str(key)))
-    parts: list[str] = []
+def _names(node: dict[str, Any], path: str) -> Iterator[str]:
+    def below(name: object) -> str:
+        return f"{path}.{name}" if path else f"{name}"
+
     match node:
         case {"tensor": _} | {"opaque": _}:
-            yield ".".join(path) or "element"
+            yield path or "element"
         case {"ragged": _, "ragged_rank": rank}:
-            parts = ["values", *(f"row_splits.{number}" for number in range(rank))]
+            yield below("values")
+            yield from (below(f"row_splits.{number}") for number in range(rank))
         case {"sparse": _}:
-            parts = ["indices", "values", "dense_shape"]
-    yield from (".".join((*path, part)) for part in parts)
+            yield from map(below, ("indices", "values", "dense_shape"))
+        case {"dict": items} | {"fields": items}:
+            for key, inner in items:
+                yield from _names(inner, below(key))
+        case {"tuple": items}:
+            for number, inner in enumerate(items):
+                yield from _names(inner, below(number))
 
 
 def elements_of(block: Block) -> Iterator[tuple[Any, ...]]:

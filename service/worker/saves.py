@@ -63,7 +63,8 @@ class StreamWriters:
         self._options = options
         self._lock = threading.Lock()
         self._begins = True  # neither draining nor cancelled
-        self._writers: dict[Key, StreamWriter] = {}  # until they have ended
+        self._writers: dict[Key, StreamWriter] = {}
+        self._ending: list[StreamWriter] = []
 
     def reconcile(self, streams: Iterable[pb.Stream], *, partial: bool = False) -> None:
         """Make the running writers match `streams`; if these are only some, end none. A writer that
@@ -71,9 +72,10 @@ class StreamWriters:
         listed = {_key(stream): stream for stream in streams}
         with self._lock:
             for key in () if partial else self._writers.keys() - listed.keys():
-                self._writers[key].cancel()
-                if self._writers[key].join(0):
-                    del self._writers[key]
+                writer = self._writers.pop(key)
+                writer.cancel()
+                self._ending.append(writer)
+            self._ending = [writer for writer in self._ending if not writer.join(0)]
             for key, stream in listed.items():
                 if key not in self._writers and self._begins:
                     # A copy: a message keeps alive the whole response that it is part of.
@@ -86,8 +88,7 @@ class StreamWriters:
     def progress(self) -> list[tuple[int, str, bool]]:
         """For each assigned stream: its number, the save's path, and whether it is complete."""
         with self._lock:
-            writers = self._writers.values()
-            return [(*w.names, w.completed) for w in writers if not w.cancelled.is_set()]
+            return [(*w.names, w.completed) for w in self._writers.values()]
 
     def drain(self) -> None:
         """Start no further writers; each writer commits its current chunk and ends."""
@@ -105,7 +106,7 @@ class StreamWriters:
     def join(self, give_up_s: float) -> None:
         """After `drain` or `cancel`: wait for the writers until `give_up_s` (monotonic clock)."""
         with self._lock:
-            writers = [*self._writers.values()]
+            writers = [*self._ending, *self._writers.values()]
         for writer in writers:
             if not writer.join(max(0.0, give_up_s - time.monotonic())):
                 log.warning("stream %d of %s is still in an element, and is left", *writer.names)

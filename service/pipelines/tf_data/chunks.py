@@ -6,9 +6,8 @@ TensorProto, for each tensor that the graph yields.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -32,32 +31,30 @@ class ChunkWriter:
         self.bytes = 0
         self._records = records
         options = record_io.RecordWriterOptions(compression)
-        with _pipeline_errors():
+        try:
             self._file = record_io.RecordWriter(path, options)
+        except tf.errors.OpError as error:
+            raise pipeline_error(error) from error
 
     def write(self, block: Block) -> None:
         """Append a block's elements."""
         tensors = [component.elements() for component in block.components]
-        with _pipeline_errors():
+        try:
             for element in zip(*tensors, strict=True):
                 for record, tensor in zip(self._records, element, strict=True):
                     data = record(tensor)
                     self._file.write(data)
                     self.bytes += len(data)
+        except tf.errors.OpError as error:
+            raise pipeline_error(error) from error
         self.elements += block.count
 
     def close(self) -> None:
         """Write all of it to the operating system."""
-        with _pipeline_errors():
+        try:
             self._file.close()
-
-
-@contextlib.contextmanager
-def _pipeline_errors() -> Iterator[None]:
-    try:
-        yield
-    except tf.errors.OpError as error:
-        raise pipeline_error(error) from error
+        except tf.errors.OpError as error:
+            raise pipeline_error(error) from error
 
 
 def chunk_opener(graph: bytes, compression: str) -> Callable[[str], ChunkWriter]:
