@@ -5,6 +5,7 @@ share the format, and `tf.data.Dataset.load` reads it, also while a save is in p
     <path>/dataset_spec.pb                   the element_spec in it
     <path>/dataset_def.proto                 the dataset's graph
     <path>/chunks/chunk_<stream>_<number>_<elements>       TFRecords, one a tensor: what load reads
+    <path>/streams/stream_<stream>/owner_worker            the address of its worker
     <path>/streams/stream_<stream>/splits/source_<source>/repetition_<pass>/split_<local>_<global>
     <path>/streams/stream_<stream>/uncommitted_chunks/…    being written, to be renamed
     <path>/forebay_save                      the save that owns the directory; others ignore it

@@ -43,6 +43,7 @@ class Found(NamedTuple):
 
     names: list[str]  # new chunks, in reading order
     complete: bool  # no others will come
+    missing: OSError | None  # the temporary error of reading the directory
 
 
 def chunk_path(path: str, name: str) -> str:
@@ -54,19 +55,29 @@ def look(path: str, known: Iterable[str]) -> Found:
     """Poll a save's directory for chunks that are not `known`, in the order of their numbers within
     their streams.
 
-    Raises FailedPrecondition if the save failed or the directory has other files, and OSError.
+    Raises FailedPrecondition if the save failed, or the directory is not readable, or has other
+    files.
     """
-    # Check DONE before listing: chunks are committed before DONE, so the list is complete.
-    _require_no_error(path)
-    complete = os.path.exists(f"{path}/{DONE}")
     try:
-        there = set(os.listdir(f"{path}/{CHUNKS}"))
-    except FileNotFoundError:
-        if not os.path.isdir(path):
-            raise
-        there = set()
+        # Check DONE before listing: chunks are committed before DONE, so the list is complete.
+        _require_no_error(path)
+        complete = os.path.exists(f"{path}/{DONE}")
+        try:
+            there = set(os.listdir(f"{path}/{CHUNKS}"))
+        except FileNotFoundError:
+            if not os.path.isdir(path):
+                raise
+            return Found([], complete, None)
+    except OSError as error:
+        if error.errno not in _LASTING:
+            return Found([], False, error)
+        raise FailedPrecondition(
+            f"the distributed save at {path} cannot be read: {error.strerror or error} "
+            f"({error.filename or path}); its dispatcher, all workers and whoever loads it must "
+            "be able to read the directory, under this name"
+        ) from error
     places = {_place(path, name): name for name in there.difference(known) if not _is_hidden(name)}
-    return Found([places[place] for place in sorted(places)], complete)
+    return Found([places[place] for place in sorted(places)], complete, None)
 
 
 class Search:
@@ -79,21 +90,18 @@ class Search:
         self._said = False
 
     def look(self, known: Iterable[str]) -> Found:
-        """Like `look`, but raises FailedPrecondition for an OSError that is permanent or lasts, and
-        else finds nothing."""
+        """Like `look`; also raises FailedPrecondition if the directory has long been missing."""
         self.pause_s = min(2 * self.pause_s, MAX_PAUSE_S)
-        try:
-            found, now_s = look(self._path, known), time.monotonic()
-        except OSError as error:
-            if error.errno not in _LASTING and time.monotonic() - self._there_s <= MISSING_S:
-                return Found([], False)
+        found, now_s = look(self._path, known), time.monotonic()
+        if found.missing is None:
+            self._there_s = now_s
+        elif now_s - self._there_s > MISSING_S:
             raise FailedPrecondition(
-                f"the distributed save at {self._path} cannot be read: {error.strerror or error} "
-                f"({error.filename or self._path}), as it is seen here. Mount the directory on the "
-                "hosts of its dispatcher, of all workers and of whoever loads it, readable and "
-                "under this name; or write it anew, if it was deleted"
-            ) from error
-        self._there_s = now_s
+                f"there is no distributed save at {self._path}, as it is seen here: "
+                f"{found.missing.strerror or found.missing}, for {MISSING_S:g} s. Mount the "
+                "directory on the hosts of the dispatcher and of all workers, under this name; or "
+                "write it anew, if it was deleted"
+            ) from found.missing
         is_waiting = not (found.names or found.complete) and now_s - self._began_s > WAITING_S
         if is_waiting and not self._said:
             self._said = True

@@ -39,7 +39,7 @@ class StartSave(Command, frozen=True, kw_only=True):
     metadata: bytes
     prepared: str
     indivisible: str = ""
-    is_gone: bool = True  # nothing is at the path
+    is_gone: bool = False  # nothing is at the path any more
 
 
 class FailSave(OfStream, frozen=True, kw_only=True):
@@ -64,10 +64,10 @@ def _start_save(state: State, command: StartSave) -> Decision:
                 "and one would lie in the directory of the other; save to another path"
             )
     save_id = state.save_at.get(path)
-    if save_id in state.saves or not command.is_gone:
+    if save_id is not None and not (save_id in state.ended_saves and command.is_gone):
         raise AlreadyExists(
-            f"tf.data snapshot at {path} is already started or completed, or something else is "
-            "there; save to another path, or delete it once the save is over"
+            f"tf.data snapshot at {path} is already started or completed; save to another path, or "
+            "delete the directory once the save is over"
         )
     if why := command.definition.unsplittable:
         raise Unimplemented(f"a dataset is saved split by split: {why}")

@@ -116,7 +116,7 @@ class Dispatcher(Decider):
             )  # fmt: skip
         self._run(self.failure_detector.watch(), "forebay-failure-detector")
         self._run(self.garbage_collector.run(), "forebay-garbage-collector")
-        self.saves.catch_up()
+        self._run(self.saves.follow(), "forebay-saves")
         self._run(self.loads.watch(lambda: self.storage_watch.silent_s > 0), "forebay-loads")
         self._run(self.storage_watch.keep(), "forebay-storage-watch")
         return self

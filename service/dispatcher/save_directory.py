@@ -9,6 +9,7 @@ import errno
 import logging
 import os
 import shutil
+import struct
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
@@ -19,7 +20,6 @@ from ...storage.tfrecord import frame
 from ..core.saves import is_absolute
 from ..core.state import EndedSave, Save
 from ..errors import FailedPrecondition, InvalidArgument
-from ..proto import graph_pb2
 from ..proto import tf_service_pb2 as tf
 from ..save_files import (
     CHUNKS,
@@ -30,6 +30,7 @@ from ..save_files import (
     SPEC,
     graph_file,
     split_directory,
+    stream_directory,
     write_whole,
 )
 
@@ -40,19 +41,14 @@ _CODES = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "PERMISSION_DENIED"),
 }
 
-DT_STRING, DT_INT64 = 7, 9
-SCALAR = graph_pb2.TensorShape()
+# A split is a scalar int64 TensorProto: dtype 9, an empty shape, 8 bytes of tensor_content.
+_split = struct.Struct("<6sq").pack
+_SCALAR_INT64 = b"\x08\x09\x12\x00\x22\x08"
 
 
-def split_tensor(split: int | str) -> bytes:
-    """A split for TensorFlow's workers, a number or a file: a serialized TensorProto."""
-    tensor = graph_pb2.TensorProto(dtype=DT_INT64, tensor_shape=SCALAR)
-    if isinstance(split, str):
-        tensor.dtype = DT_STRING
-        tensor.string_val.append(split.encode())
-    else:
-        tensor.tensor_content = split.to_bytes(8, "little", signed=True)
-    return tensor.SerializeToString()
+def split_tensor(value: int) -> bytes:
+    """A split for TensorFlow's workers: a serialized TensorProto."""
+    return _split(_SCALAR_INT64, value)
 
 
 def split_files(save: Save, number: int, written: Sequence[int]) -> dict[str, int]:
@@ -127,10 +123,11 @@ def _has(path: str, prepared: str) -> bool:
         return False
 
 
-def make_stream(path: str, stream: int, sources: int) -> None:
-    """Create a stream's directories, for the worker that will write it."""
+def own(path: str, stream: int, sources: int, address: str) -> None:
+    """Create a stream's directories and name its owner, for the worker that will write it."""
     for source in range(sources):
         os.makedirs(split_directory(path, stream, source, 0), exist_ok=True)
+    write_whole(f"{stream_directory(path, stream)}/owner_worker", address.encode(), durable=False)
 
 
 def write_splits(files: Mapping[str, int]) -> None:
@@ -146,12 +143,12 @@ def write_splits(files: Mapping[str, int]) -> None:
 
 
 def update(
-    prepared: str, path: str, streams: Sequence[int], sources: int, files: Mapping[str, int]
+    prepared: str, path: str, owners: Mapping[int, str], sources: int, files: Mapping[str, int]
 ) -> None:
     """Write what a running save's directory lacks. Raises OSError."""
     place(prepared, path)
-    for stream in streams:
-        make_stream(path, stream, sources)
+    for stream, address in owners.items():
+        own(path, stream, sources, address)
     write_splits(files)
 
 

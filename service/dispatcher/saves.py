@@ -18,6 +18,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -30,8 +31,9 @@ from ...storage.thread_pool import ThreadPool
 from ..core import commands as c
 from ..core.base import Numbered, find_save
 from ..core.save_streams import MAY_FREE_STREAM, may_assign, streams_of
+from ..core.saves import is_absolute
 from ..core.state import Save, Worker
-from ..errors import FailedPrecondition, ForebayError, InvalidArgument
+from ..errors import AlreadyExists, FailedPrecondition, ForebayError, InvalidArgument
 from ..pipelines import definitions
 from ..proto import tf_service_pb2 as tf
 from . import save_directory as directory
@@ -56,6 +58,9 @@ WITHHELD = -math.inf
 RETRY_S = 5.0
 """The pause before writing a save's end to its directory is retried."""
 
+Owner = tuple[str, int]
+"""The address and uid of a stream's worker."""
+
 _CODE_NAMES = {number: name for name, number in tf.Code.items()}
 
 
@@ -64,8 +69,9 @@ class _Directory:
     """What this dispatcher has written to a save's directory."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one I/O at a time
-    splits: dict[int, list[int]] = field(default_factory=dict)
-    """Of each stream that may be written: the number of its split files, by source."""
+    owners: dict[int, Owner] = field(default_factory=dict)  # of streams that may be written
+    splits: dict[int, list[int]] = field(default_factory=dict)  # files by stream, then source
+    says_end: bool = False
 
 
 class Saves:
@@ -81,6 +87,7 @@ class Saves:
         self._tasks: dict[Hashable, asyncio.Task[Any]] = {}  # running tasks, by purpose
         self._directories: defaultdict[int, _Directory] = defaultdict(_Directory)  # by save
         self._changes = 0  # events that may have given a worker another stream
+        self._ended = asyncio.Event()
         self._began_s = time.monotonic()
         self._heard_s = {  # of streams begun in an earlier term
             (save.save_id, number): self._began_s
@@ -144,8 +151,14 @@ class Saves:
             indivisible=await asyncio.to_thread(definitions.indivisible, graph, sources),
             is_gone=is_gone,
         )
-        if not is_gone or state.save_at.get(path) in state.saves:
+        known = state.save_at.get(path)
+        if not is_absolute(path) or known in state.saves or (known is not None and not is_gone):
             started = await self._decider.execute(command)  # refused, or answered before
+        elif not is_gone:
+            raise AlreadyExists(
+                f"tf.data snapshot at {path} already exists, or something else does; save to "
+                "another path, or delete it"
+            )
         else:
             try:
                 await self._threads.run(directory.prepare, command.prepared, metadata, graph)
@@ -177,7 +190,9 @@ class Saves:
         if (worker := state.workers.get(worker_id)) is None:
             return [], True
         tasks = [
-            self._once((save.save_id, number), partial(self._update, save.save_id))
+            self._once(
+                (save.save_id, number, _owner(save, number)), partial(self._update, save.save_id)
+            )
             for save, number in streams_of(state, worker)
         ]
         if tasks:
@@ -185,7 +200,11 @@ class Saves:
             for task in done:
                 task.result()
         found = list(streams_of(state, worker))
-        ready = [x for x in found if x[1] in self._directories[x[0].save_id].splits]
+        ready = [
+            (save, number)
+            for save, number in found
+            if self._directories[save.save_id].owners.get(number) == _owner(save, number)
+        ]
         return ready, len(ready) == len(found)
 
     def watch(self, worker: Worker) -> Callable[[], bool]:
@@ -272,20 +291,33 @@ class Saves:
             response.split = directory.split_tensor(split_value(source, event.number))
         return response
 
-    def catch_up(self) -> None:
-        """Begin to bring all directories up to date with the state."""
-        for save_id in self._decider.state.saves:
+    async def follow(self) -> None:
+        """Write to the directories of ended saves how they ended, until cancelled."""
+        state = self._decider.state
+        for save_id in state.saves:
             self._once(save_id, partial(self._update, save_id))
-        for save_id in self._decider.state.ended_saves:
-            self._once(("end", save_id), partial(self._seal, save_id))
+        while True:
+            self._ended.clear()
+            for save_id in self._directories.keys() - state.saves.keys() - state.ended_saves.keys():
+                del self._directories[save_id]
+            if unsaid := self._unsaid_ends():
+                tasks = [self._once(("end", i), partial(self._update, i)) for i in unsaid]
+                await asyncio.wait(tasks, timeout=READY_S)
+            pause_s = RETRY_S if self._unsaid_ends() else None
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), pause_s)
+
+    def _unsaid_ends(self) -> list[int]:
+        """The ended saves whose directories do not say so yet."""
+        ended = self._decider.state.ended_saves
+        return [save_id for save_id in ended if not self._directories[save_id].says_end]
 
     def _see(self, event: ev.Event) -> None:
         kind = event.WhichOneof("event")
         if kind in MAY_FREE_STREAM:
             self._changes += 1
         if kind in ("save_finished", "save_failed"):
-            save_id = getattr(event, kind).save_id
-            self._once(("end", save_id), partial(self._seal, save_id))
+            self._ended.set()
 
     async def _update(self, save_id: int) -> bool:
         """Bring a save's directory up to date with the state. Fails the save on I/O errors. Returns
@@ -294,14 +326,15 @@ class Saves:
         async with written.lock:
             if (save := state.saves.get(save_id)) is None:
                 await self._decider.settled()
+                await self._write_end(save_id, written)
                 return False
-            write, splits = _catching_up(save, written.splits)
+            write, then = _catching_up(save, written)
             await self._decider.settled()  # the directory must never be ahead of the journal
             if save_id not in state.saves:
                 return False
             try:
                 await self._threads.run(write)
-                written.splits = splits
+                written.owners, written.splits = then
                 return True
             except OSError as error:
                 reason = str(directory.cannot_write(save.path, error))
@@ -309,24 +342,21 @@ class Saves:
         await self._decider.execute(c.FailSave(save_id=save_id, code=code, message=reason))
         return False
 
-    async def _seal(self, save_id: int) -> None:
-        """Write to the directory of an ended save how it ended; retry until that succeeds."""
-        ended = self._decider.state.ended_saves
-        await self._decider.settled()
-        while (save := ended.get(save_id)) is not None:
-            try:
-                async with self._directories[save_id].lock:
-                    await self._threads.run(directory.seal, save)
-            except OSError as error:
-                log.error("could not mark the save at %s as ended there: %s", save.path, error)
-                await asyncio.sleep(RETRY_S)
-                continue
-            if save.failed:
-                log.error("the save at %s failed: %s: %s", save.path, save.failed, save.message)
-            else:
-                log.info("the save at %s is finished", save.path)
-            break
-        self._directories.pop(save_id, None)
+    async def _write_end(self, save_id: int, written: _Directory) -> None:
+        if (save := self._decider.state.ended_saves.get(save_id)) is None or written.says_end:
+            return
+        try:
+            await self._threads.run(directory.seal, save)
+        except OSError as error:
+            log.error("could not mark the save at %s as ended there: %s", save.path, error)
+            return
+        except Exception:  # a bug would come again each time, and for this save alone
+            log.exception("could not mark the save at %s as ended there", save.path)
+        written.says_end = True
+        if save.failed:
+            log.error("the save at %s failed: %s: %s", save.path, save.failed, save.message)
+        else:
+            log.info("the save at %s is finished", save.path)
 
     def _once(
         self, key: Hashable, work: Callable[[], Coroutine[Any, Any, Any]]
@@ -344,22 +374,29 @@ class Saves:
             log.error("the file work of a save failed", exc_info=error)
 
 
+def _owner(save: Save, number: int) -> Owner:
+    stream = save.streams[number]
+    return stream.address, stream.uid
+
+
 def _catching_up(
-    save: Save, had: Mapping[int, list[int]]
-) -> tuple[Callable[[], None], dict[int, list[int]]]:
-    """A function that writes what the directory lacks, and what its `splits` are then. Only
-    TensorFlow's workers need files of their streams."""
-    splits: dict[int, list[int]] = {}
-    new: list[int] = []
+    save: Save, written: _Directory
+) -> tuple[Callable[[], None], tuple[dict[int, Owner], dict[int, list[int]]]]:
+    """A function that writes what the directory lacks, and what `owners` and `splits` are then.
+    Only TensorFlow's workers need files of their streams."""
+    owners = {number: _owner(save, number) for number in range(len(save.streams))}
+    new: dict[int, str] = {}
     files: dict[str, int] = {}
+    splits: dict[int, list[int]] = {}
     for number, stream in enumerate(save.streams):
-        splits[number] = [source.assigned for source in stream.sources]
-        if stream.sources:
-            if number not in had:
-                new.append(number)
-            files |= directory.split_files(save, number, had.get(number, [0] * len(save.sources)))
+        if save.stock and not stream.completed:
+            if written.owners.get(number) != owners[number]:
+                new[number] = stream.address
+            before = written.splits.get(number, [0] * len(stream.sources))
+            files |= directory.split_files(save, number, before)
+            splits[number] = [source.assigned for source in stream.sources]
     write = partial(directory.update, save.prepared, save.path, new, len(save.sources), files)
-    return write, splits
+    return write, (owners, splits)
 
 
 def _digest(request: tuple[str, int]) -> str:

@@ -382,8 +382,9 @@ class TfDataDispatcherServicer:
         if grows(source):
             assert iteration is not None
             name = iteration.ledgers[leased.source].names[leased.first]
-            path = chunk_path(source.saved_chunks.path, name)
-            return pb.GetSplitResponse(split=split_tensor(path))
+            return pb.GetSplitResponse(
+                split=file_tensor(chunk_path(source.saved_chunks.path, name))
+            )
         return pb.GetSplitResponse(split=split_tensor(split_value(source, leased.first)))
 
     # -- the service itself ----------------------------------------------------------------------
@@ -424,6 +425,24 @@ class TfDataDispatcherServicer:
             elif isinstance(save, EndedSave) or is_orphaned(state, save, save.streams[number]):
                 stream.state = stream.ORPHAN
         return response
+
+
+def file_tensor(path: str) -> bytes:
+    """A file's split for TensorFlow's workers: a serialized TensorProto.
+
+    A scalar string: dtype 7, an empty shape, tensor_content of the length and the bytes.
+    """
+    content = _prefixed(path.encode())
+    return b"\x08\x07\x12\x00\x22" + _prefixed(content)
+
+
+def _prefixed(data: bytes) -> bytes:
+    """The data behind its length as a varint."""
+    length, rest = bytearray(), len(data)
+    while rest > 0x7F:
+        length.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    return bytes([*length, rest]) + data
 
 
 def _require_same_structure(known: Dataset, metadata: bytes) -> None:

@@ -300,7 +300,7 @@ def test_a_save_within_another_is_refused(given: Saves) -> None:
             given.start(path)
     given.start("/a/bc")
     given.when(c.FailSave(save_id=save.save_id, code="UNKNOWN", message=""))
-    given.start("/a/b/c")
+    given.start("/a/b/c", is_gone=True)
 
 
 def test_the_first_error_of_who_writes_it_ends_a_save(given: Saves) -> None:
@@ -328,8 +328,8 @@ def test_a_path_has_only_one_save(given: Saves, monkeypatch: pytest.MonkeyPatch)
     given.assign(given.worker(1, stock=True))
     given.complete(save, 0, 1)
     with pytest.raises(AlreadyExists):
-        given.start(is_gone=False)
-    another = given.start()
+        given.start()
+    another = given.start(is_gone=True)
     assert another.save_id not in (save.save_id, *given.state.ended_saves)
     monkeypatch.setattr("forebay.service.core.saves.MAX_ENDED_SAVES", 1)
     for save_id in (another.save_id, given.start("/two").save_id):

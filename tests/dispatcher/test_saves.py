@@ -132,6 +132,7 @@ def test_the_directory_is_tensorflows(tmp_path: Path) -> None:
             *("snapshot.metadata", "streams"),
         ]
         assert (await served.beat(), await served.beat(2)) == ([0], [1])
+        assert (path / "streams/stream_1/owner_worker").read_text() == "w:2"
         got = [await served.split(), await served.split(2, 1), await served.split(2, 1)]
         values = [save_directory.split_tensor(value) for value in range(3)]
         assert got == [(0, values[0]), (0, values[1]), (1, values[2])]
@@ -157,7 +158,7 @@ def test_the_directory_is_tensorflows(tmp_path: Path) -> None:
     serve(open_storage(str(tmp_path / "journal")), path, steps)
 
 
-DEATHS = ["place", "make_stream", "write_splits", "seal"]
+DEATHS = ["place", "own", "write_splits", "seal"]
 
 
 @pytest.mark.parametrize("step", DEATHS)
@@ -230,7 +231,7 @@ def test_a_torn_split_file_is_written_again(tmp_path: Path) -> None:
     assert {name: data for name, data in splits_in(path).items() if name in written} == written
 
 
-@pytest.mark.parametrize("step", ["make_stream", "write_splits"])
+@pytest.mark.parametrize("step", ["own", "write_splits"])
 def test_a_full_disk_ends_the_save_and_nothing_else(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,7 +240,7 @@ def test_a_full_disk_ends_the_save_and_nothing_else(
     async def steps(served: Served) -> None:
         await served.save()
         monkeypatch.setattr(save_directory, step, full)
-        assert await served.beat() == ([] if step == "make_stream" else [0])
+        assert await served.beat() == ([] if step == "own" else [0])
         if step == "write_splits":
             with pytest.raises(FailedPrecondition, match="is over"):
                 await served.split()
@@ -371,7 +372,7 @@ def test_a_hanging_directory_blocks_neither_other_streams_nor_the_end_of_other_s
                 found = [task.base_path for task in answer.snapshot_tasks]
                 assert {*found} <= {*paths}
 
-        with Hanging("make_stream", slow, monkeypatch) as hanging:
+        with Hanging("own", slow, monkeypatch) as hanging:
             await streams_are_of(fast)
             (thread,) = hanging.threads
             assert thread.startswith("forebay-saves")
@@ -495,8 +496,8 @@ def test_a_refused_save_leaves_no_files(tmp_path: Path) -> None:
             ("", InvalidArgument, "absolute"),
             ("gs://bucket/save", InvalidArgument, "absolute"),
             ("/a\0", InvalidArgument, "absolute"),
-            (f"{tmp_path}/file", AlreadyExists, "something else is there"),
-            (f"{tmp_path}/other", AlreadyExists, "something else is there"),
+            (f"{tmp_path}/file", AlreadyExists, "already exists"),
+            (f"{tmp_path}/other", AlreadyExists, "already exists"),
             (f"{tmp_path}/file/save", FailedPrecondition, "Not a directory"),
             (f"/{'a' * 300}", FailedPrecondition, "name too long"),
         ]:

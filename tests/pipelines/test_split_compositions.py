@@ -83,7 +83,7 @@ class Cluster:
 
     def _find(self, source: int) -> None:
         path = self._sources[source].saved_chunks.path
-        names, complete = look(path, self._ledgers[source].names)
+        names, complete, _ = look(path, self._ledgers[source].names)
         self._given.when(
             c.FindSplits(
                 iteration_id=self._iteration_id,
