@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NoReturn
 
+from google.protobuf.message import Message
+
 from ..blocks import Block
 from ..connections.dispatcher_client import DispatcherClient
 from ..delivery import End, EndPending
@@ -299,23 +301,21 @@ class Consumer:
         for link in links:
             if not link.client.close(give_up_s):
                 log.warning("a worker has not heard what is handed back to it, which is lost")
-        try:
-            for request, answer in self.mode.final_reports(self.consumer_id, left):
-                self._dispatcher.call(request, answer, timeout_s=2, patience_s=2)
-            self._dispatcher.call(
-                pb.LeaveIterationRequest(
-                    consumer_id=self.consumer_id,
-                    position=self.mode.position(),
-                    error=cut_error(self._failed),
-                ),
-                pb.LeaveIterationResponse,
-                timeout_s=2,
-                patience_s=2,
-            )
-        except Unavailable:
-            log.info("leaves while no dispatcher answers: the next one notices by itself")
-        except ForebayError as error:
-            log.info("could not say goodbye to the dispatcher: %s", error)
+        goodbye = pb.LeaveIterationRequest(
+            consumer_id=self.consumer_id,
+            position=self.mode.position(),
+            error=cut_error(self._failed),
+        )
+        patience_s = 2
+        last: list[tuple[Message, type[Message]]] = [(goodbye, pb.LeaveIterationResponse)]
+        for request, answer in [*self.mode.final_reports(self.consumer_id, left), *last]:
+            try:
+                self._dispatcher.call(request, answer, timeout_s=2, patience_s=patience_s)
+            except Unavailable:
+                patience_s = 0  # an answer may have been late: the goodbye is still sent, once
+                log.info("leaves while no dispatcher answers: the next one notices by itself")
+            except ForebayError as error:
+                log.info("could not say goodbye to the dispatcher: %s", error)
         self._heartbeats.join()
 
     def _given_by(self, client: Client, left: int) -> tuple[Key, int] | None:
