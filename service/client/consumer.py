@@ -312,8 +312,10 @@ class Consumer:
             try:
                 self._dispatcher.call(request, answer, timeout_s=2, patience_s=patience_s)
             except Unavailable:
-                patience_s = 0  # an answer may have been late: the goodbye is still sent, once
                 log.info("leaves while no dispatcher answers: the next one notices by itself")
+                if not isinstance(self.mode, OrderedMode):
+                    break  # what was given of claims must be known before they return
+                patience_s = 0  # an answer may have been late: the goodbye is still sent, once
             except ForebayError as error:
                 log.info("could not say goodbye to the dispatcher: %s", error)
         self._heartbeats.join()
