@@ -82,8 +82,8 @@ class JobSchedules:
                 f"job {job.user_name} was never read, so its global batch is not known: start its "
                 "trainers once"
             )
-        drops, total = self.drops_remainder(job), self._total(job)[1]
-        return EpochSteps(self._schedule(job, changes), job.step, total, drops)
+        schedule = self._schedule(job, changes)  # raises NotFound for a job that was removed
+        return EpochSteps(schedule, job.step, self._total(job)[1], self.drops_remainder(job))
 
     def drops_remainder(self, job: Job) -> bool:
         """Whether the group that joined last reads whole steps only. An earlier version's state
