@@ -201,7 +201,8 @@ class EpochSteps:
                 return 0, 0
             raise InvalidArgument(
                 f"there is no step {step}: epochs of {self._total} elements have no whole step of "
-                f"{self._size}; give a smaller batch_size, or drop_remainder=False"
+                f"{self._size}; begin at step 0, or give a smaller batch_size or "
+                "drop_remainder=False if there are elements"
             )
         gone = sum(-(-(stop - start) // self._total) + 1 for start, stop in self._schedule.left_out)
         epochs = range(step // regular + gone + 2)
