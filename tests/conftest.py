@@ -50,7 +50,7 @@ LONG = (
     *(f"e2e/test_{name}.py" for name in (
         *("across_hosts", "after_errors", "audit", "beam_datasets", "launched_workers"),
         *("coordinated_reads", "cross_trainer_cache", "crowd", "custom_ops"),
-        *("doctor", "files", "fuzz", "left_early"),
+        *("doctor", "failover", "files", "fuzz", "left_early"),
         *("mixed", "object_store", "opaque_elements", "ordered_checkpoint", "pairings"),
         *("partitioned", "preemption", "previous_version"),
         *("python_datasets", "repeat_and_zip", "saves", "shares"),
@@ -61,7 +61,7 @@ LONG = (
     *("client/test_what_is_kept.py", "dispatcher/test_emptied_storage.py"),
     *("materialized/test_runners.py", "pipelines/test_beam.py", "pipelines/test_tables.py"),
     # They wait for long, until peers or storages that are silent are given up.
-    "dispatcher/test_failure_detector.py",
+    *("dispatcher/test_failure_detector.py", "dispatcher/test_storage_hangs.py"),
     *("storage/test_lost_files.py", "storage/test_redis_unavailable.py"),
     *("storage/test_redis_sentinel.py", "storage/test_postgres_standby.py"),
     *("storage/test_server_unavailable.py", "storage/test_postgres_unavailable.py"),
