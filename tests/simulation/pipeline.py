@@ -216,9 +216,8 @@ class Bundle:
             yield self._made(waiting)
 
     def _element(self, split: int, index: int) -> Element:
-        task = self._task
         name = self._source, self._number, split, index
-        return Element(task.task_id, task.iteration_id, *name, self._run)
+        return Element(self._task.task_id, self._task.iteration_id, *name, self._run)
 
     def _made(self, elements: list[Element]) -> Block:
         return replace(block_of(elements, elements[0].number), bundle=self._number)

@@ -61,6 +61,7 @@ FOUND_IN_ORDER = {
     "the memory of a bundle that is read was taken by one that is read later": 18,
     "a worker dropped what a slice lacked, as its reader had once only counted the bundle": 30,
     "an answer that steps are left out failed, as the job was removed meanwhile": 1103,
+    "a trainer whose last report was answered late did not say goodbye": 756,
 }
 
 
